@@ -37,6 +37,8 @@ fn content(dtype: DType, len: usize) -> Vec<u8> {
             DType::F8E4M3 => out.push((bits as u8 & 0x9f) + 0x28),
             DType::F8E5M2 => out.push((bits as u8 & 0x8f) + 0x34),
             DType::I8 => out.push(bits as u8),
+            // Places in windows of nine cells.
+            DType::U8 => out.push(bits as u8 % 9),
             _ => {}
         }
         if dtype.bytes() == 1 {

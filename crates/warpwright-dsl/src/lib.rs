@@ -48,12 +48,14 @@
 
 pub mod args;
 mod block;
+pub mod cells;
 pub mod channels;
 mod cluster;
 pub mod columns;
 mod context;
 mod convert;
 mod copy;
+pub mod divide;
 mod error;
 mod exchange;
 mod float;

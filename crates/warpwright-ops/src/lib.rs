@@ -23,6 +23,8 @@
 //! | [`mod@attention`] | scaled dot-product attention with masks, bias, windows and soft capping, and its gradients | f32, f64, f16, bf16 |
 //! | [`batch_norm`] | batch_norm (training), batch_norm_inference, with residual and ReLU, and their gradients | f32, f64, f16, bf16 |
 //! | [`mod@cast`] | elements in another type | f32, f64, f16, bf16 |
+//! | [`mod@conv`] | convolutions over one to three dimensions, with bias and activation, and their gradients; channels first and last | f32, f64, f16, bf16 |
+//! | [`mod@causal_conv1d`] | causal depthwise convolution along time with 2 to 4 taps, its gradients, and steps | f32, f64, f16, bf16 |
 //! | [`gemm`] | products of matrices, one or a batch, with bias and activation | f32, f64, f16, bf16 |
 //! | [`scaled_gemm`] | products of e4m3, e5m2 (from sm_89 on) or int8 matrices with scales, with bias and activation; int8 to i32 | f32, f16, bf16 |
 //! | [`grouped_gemm`] | products of ragged groups of rows or of the common dimension, whose ends are on the device | f32, f16, bf16 |
@@ -31,6 +33,8 @@
 //! | [`mod@quantize8`] | quantize and dequantize e4m3, e5m2 (from sm_89 on) and int8, with a scale for a tensor, a row, 1 x 128 or 128 x 128 elements | f32, f16, bf16 |
 //! | [`layer_norm`] | layer_norm, rms_norm, with a fused residual, and their gradients | f32, f64, f16, bf16 |
 //! | [`local_response_norm`] | local_response_norm and its gradient | f32, f64, f16, bf16 |
+//! | [`pool`] | max_pool, avg_pool, adaptive_max_pool, adaptive_avg_pool in one to three dimensions, and their gradients; channels first and last | f32, f64, f16, bf16 |
+//! | [`mod@resize`] | images at other extents: nearest, linear, bicubic, and their gradients; channels first and last | f32, f64, f16, bf16 |
 //! | [`mod@cross_entropy`] | the loss of classes from logits, and its gradient | f32, f64, f16, bf16 |
 //! | [`mod@recurrent`] | lstm, gru, rnn over sequences, with layers, directions and lengths, and their gradients | f32, f64, f16, bf16 |
 //! | [`softmax`] | softmax and log_softmax over any dimension, and their gradients | f32, f64, f16, bf16 |
@@ -42,19 +46,24 @@ pub mod attention;
 pub mod batch_norm;
 pub mod cast;
 pub mod catalogue;
+pub mod causal_conv1d;
+pub mod conv;
 pub mod cross_entropy;
 mod dropout;
 mod error;
 pub mod gemm;
 pub mod group_norm;
 pub mod grouped_gemm;
+mod images;
 pub mod layer_norm;
 pub mod local_response_norm;
 mod norm;
 pub mod plan;
+pub mod pool;
 pub mod quantize;
 pub mod quantize8;
 pub mod recurrent;
+pub mod resize;
 pub mod scaled_gemm;
 pub mod softmax;
 mod tensors;
@@ -72,14 +81,18 @@ pub(crate) const FAMILIES: &[&catalogue::Family] = &[
     &attention::samples::FAMILY,
     &batch_norm::samples::FAMILY,
     &cast::samples::FAMILY,
+    &causal_conv1d::samples::FAMILY,
     &quantize::samples::FAMILY,
     &quantize8::samples::FAMILY,
+    &conv::samples::FAMILY,
     &gemm::samples::FAMILY,
     &scaled_gemm::samples::FAMILY,
     &grouped_gemm::samples::FAMILY,
     &group_norm::samples::FAMILY,
     &layer_norm::samples::FAMILY,
     &local_response_norm::samples::FAMILY,
+    &pool::samples::FAMILY,
+    &resize::samples::FAMILY,
     &recurrent::samples::FAMILY,
     &softmax::samples::FAMILY,
     &cross_entropy::samples::FAMILY,

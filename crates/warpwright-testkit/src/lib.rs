@@ -13,22 +13,27 @@ mod batch_norm;
 pub mod budget;
 mod case;
 mod cast;
+mod causal_conv1d;
+mod conv;
 mod cross_entropy;
 mod gemm;
 mod group_norm;
 mod grouped_gemm;
+mod images;
 pub mod inputs;
 pub mod kernels;
 mod layer_norm;
 mod local_response_norm;
 pub mod measure;
 pub mod mutate;
+mod pool;
 pub mod ptx_cases;
 mod ptx_run;
 mod quantize;
 mod quantize8;
 pub mod random;
 mod recurrent;
+mod resize;
 mod scaled_gemm;
 mod softmax;
 pub mod storage;
@@ -70,14 +75,18 @@ const FAMILIES: &[fn(Scope) -> Vec<Case>] = &[
     attention::cases,
     batch_norm::cases,
     cast::cases,
+    causal_conv1d::cases,
     quantize::cases,
     quantize8::cases,
     scaled_gemm::cases,
     grouped_gemm::cases,
+    conv::cases,
     gemm::cases,
     group_norm::cases,
     layer_norm::cases,
     local_response_norm::cases,
+    pool::cases,
+    resize::cases,
     recurrent::cases,
     softmax::cases,
     cross_entropy::cases,

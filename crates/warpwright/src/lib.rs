@@ -29,10 +29,14 @@
 //! | | `swiglu`, `geglu`, `geglu_tanh`, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@batch_norm`] | `batch_norm` (training), `batch_norm_inference`, residual and ReLU fused, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@cast`] | `cast`: the elements of a tensor in another type | f32, f64, f16, bf16 | sm_75 and later |
+//! | [`mod@conv`] | `conv` over one to three dimensions with strides, padding, dilation, groups, bias and activation, and its gradients, channels first and last | f32, f64, f16, bf16 | sm_75 and later |
+//! | [`mod@causal_conv1d`] | `causal_conv1d`, forward and backward, and `causal_conv1d_update`: depthwise convolution along time with 2 to 4 taps, bias and silu; states, packed sequences; channels first and last | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@matmul`] | `matmul`: products of matrices with transposes, batches, bias and activation; as a descriptor also with leading dimensions, alpha and beta | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`group_norm`](mod@group_norm) | `group_norm` with optional silu, `instance_norm`, forward and backward, channels first and last | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`layer_norm`](mod@layer_norm) | `layer_norm`, `rms_norm`, with an optional residual added first, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`local_response_norm`](mod@local_response_norm) | `local_response_norm`, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
+//! | [`pool`](mod@pool) | `max_pool`, `avg_pool`, `adaptive_max_pool`, `adaptive_avg_pool` in one to three dimensions, forward and backward, channels first and last | f32, f64, f16, bf16 | sm_75 and later |
+//! | [`mod@resize`] | `resize` (`interpolate`): nearest, linear, cubic, area in one to three dimensions, forward and backward, channels first and last | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@quantize`] | 4-bit `nf4`, `fp4`, `int4` symmetric and asymmetric, any group size, to codes and back; nested scales | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@quantize8`] | 8-bit `e4m3`, `e5m2` and `int8` codes with a scale for a tensor, a row, 1 x 128 or 128 x 128 elements, and back | f32, f16, bf16 | sm_75 and later; 8-bit floats sm_89 and later |
 //! | [`scaled_gemm`] | products of `e4m3`, `e5m2` and `int8` matrices with scales for a tensor, rows, 1 x 128 or 128 x 128 elements, with bias and activation; of `int8` to i32 | f32, f16, bf16 | sm_75 and later; 8-bit floats sm_89 and later |
@@ -98,9 +102,9 @@
 //! # What is stable
 //!
 //! This crate alone is under semantic versioning. Its stable interface is what stands at its root, [`plan`](mod@plan), and in the modules of the
-//! families ([`activation`], [`mod@attention`], [`mod@batch_norm`], [`mod@cast`], [`mod@cross_entropy`], [`mod@matmul`], [`group_norm`](mod@group_norm), [`grouped_gemm`],
-//! [`layer_norm`](mod@layer_norm), [`local_response_norm`](mod@local_response_norm), [`mod@quantize`], [`mod@quantize8`],
-//! [`mod@recurrent`], [`scaled_gemm`], [`mod@softmax`]) the
+//! families ([`activation`], [`mod@attention`], [`mod@batch_norm`], [`mod@cast`], [`mod@causal_conv1d`], [`mod@conv`], [`mod@cross_entropy`], [`mod@matmul`], [`group_norm`](mod@group_norm), [`grouped_gemm`],
+//! [`layer_norm`](mod@layer_norm), [`local_response_norm`](mod@local_response_norm), [`pool`](mod@pool), [`mod@quantize`], [`mod@quantize8`],
+//! [`mod@recurrent`], [`mod@resize`], [`scaled_gemm`], [`mod@softmax`]) the
 //! descriptors, arguments, options and free functions.
 //!
 //! May change with any minor version: [`dsl`], [`ptx`] and [`emu`]; the families' modules `tuning` and `reference`, and methods that
@@ -125,6 +129,8 @@ pub use warpwright_ops::batch_norm::{
     self, batch_norm, batch_norm_backward, batch_norm_inference, batch_norm_inference_backward,
 };
 pub use warpwright_ops::cast::{self, cast};
+pub use warpwright_ops::causal_conv1d::{self, causal_conv1d, causal_conv1d_backward, causal_conv1d_update};
+pub use warpwright_ops::conv::{self, conv, conv_backward};
 pub use warpwright_ops::cross_entropy::{self, cross_entropy, cross_entropy_backward};
 pub use warpwright_ops::gemm::{self as matmul, matmul};
 pub use warpwright_ops::group_norm::{
@@ -135,12 +141,17 @@ pub use warpwright_ops::layer_norm::{
     self, layer_norm, layer_norm_backward, rms_norm, rms_norm_backward, row_norm, row_norm_backward,
 };
 pub use warpwright_ops::local_response_norm::{self, local_response_norm, local_response_norm_backward};
+pub use warpwright_ops::pool::{
+    self, adaptive_avg_pool, adaptive_avg_pool_backward, adaptive_max_pool, adaptive_max_pool_backward,
+    avg_pool, avg_pool_backward, max_pool, max_pool_backward,
+};
 pub use warpwright_ops::quantize::{self, dequantize, dequantize_nested, quantize, quantize_nested};
 pub use warpwright_ops::quantize8::{self, dequantize8, quantize8, quantize8_static};
 pub use warpwright_ops::recurrent::{
     self, gru, gru_backward, gru_cell, gru_cell_backward, lstm, lstm_backward, lstm_cell, lstm_cell_backward,
     recurrent, recurrent_backward, rnn, rnn_backward, rnn_cell, rnn_cell_backward,
 };
+pub use warpwright_ops::resize::{self, resize, resize_backward};
 pub use warpwright_ops::scaled_gemm::{self, int8_matmul, scaled_matmul};
 pub use warpwright_ops::softmax::{self, log_softmax, log_softmax_backward, softmax, softmax_backward};
 pub use warpwright_ops::{

@@ -137,6 +137,21 @@ impl<'k, A: Float> Reg<'k, A> {
         self.sigmoid_for(Precision::Storage)
     }
 
+    /// `x / (1 + exp(-x))`: NaN at minus infinity, as of the formula.
+    #[track_caller]
+    pub fn silu_for(self, precision: Precision) -> Self {
+        self.k().on_behalf(|| self * self.sigmoid_for(precision))
+    }
+
+    /// The derivative of [`silu_for`](Self::silu_for).
+    #[track_caller]
+    pub fn silu_slope_for(self, precision: Precision) -> Self {
+        self.k().on_behalf(|| {
+            let s = self.sigmoid_for(precision);
+            self.mul_add((-s).mul_add(s, s), s)
+        })
+    }
+
     /// The natural logarithm; NaN of negative values, minus infinity of zeros.
     #[track_caller]
     pub fn log(self) -> Self {

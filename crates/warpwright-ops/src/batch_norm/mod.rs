@@ -43,9 +43,10 @@ pub(super) const TRAINING: &str = "batch_norm";
 pub(super) const INFERENCE: &str = "batch_norm_inference";
 
 /// Where the channels are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Layout {
     /// `[batch, channels, spatial...]`, PyTorch's contiguous format.
+    #[default]
     ChannelsFirst,
     /// `[batch, spatial..., channels]`, the memory of PyTorch's `channels_last`.
     ChannelsLast,

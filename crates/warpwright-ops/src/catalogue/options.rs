@@ -11,7 +11,9 @@ use warpwright_ptx::DType;
 use crate::activation::Activation;
 use crate::attention::Window;
 use crate::cross_entropy::Reduction;
+use crate::pool::Argmax;
 use crate::quantize8::Scaling;
+use crate::resize::Mode;
 use crate::softmax::MaskKind;
 
 /// An option by name.
@@ -113,6 +115,30 @@ op_options! {
     groups: usize = "N", ["groups=16"];
     /// Channels a window spans
     size: usize = "N", ["size=9"];
+    /// Depth, height and width of an image, or the last of them
+    image: Extents = "DxHxW", ["image=30x40"];
+    /// Channels of the result of a convolution [default: as many as of its input]
+    filters: usize = "N", ["filters=48"];
+    /// Taps of a kernel along depth, height and width, or along all [default: 3]
+    kernel: Extents = "DxHxW", ["kernel=5"];
+    /// Extents of the result of an adaptive pooling or of a resized image
+    output: Extents = "DxHxW", ["output=7x7"];
+    /// Cells of a window along depth, height and width
+    window_size: Extents = "DxHxW", ["window_size=3x3"];
+    /// Pixels from an output, or a window, to the next
+    stride: Extents = "DxHxW", ["stride=2x1"];
+    /// Pixels that the first output begins before the image [default: half a kernel; 0 for windows]
+    padding: Extents = "DxHxW", ["padding=1x0"];
+    /// Pixels from one tap, or cell of a window, to the next
+    dilation: Extents = "DxHxW", ["dilation=2x2"];
+    /// A last window may end behind the padding
+    ceil_mode: bool, ["ceil_mode", "window_size=3x3"];
+    /// How it is kept where maxima are from [default: index]
+    argmax: Argmax = "HOW", ["argmax=tap"];
+    /// How values between cells are found [default: linear]
+    mode: Mode = "MODE", ["mode=cubic"];
+    /// The first and the last cells of input and output are at the same places
+    align_corners: bool, ["align_corners"];
     /// Channels are innermost in memory
     channels_last: bool, ["channels_last"];
     /// Rows; of a softmax the product of the dimensions before the one that it is over
@@ -217,6 +243,12 @@ op_options! {
     nonlinearity: Nonlinearity = "OP", ["nonlinearity=relu"];
     /// Each sequence has a length of its own
     lengths: bool, ["lengths"];
+    /// Taps of a filter [default: 4]
+    width: usize = "N", ["width=3"];
+    /// States precede the samples, and their last positions are wanted
+    states: bool, ["states"];
+    /// Each position has the number of its sequence
+    seq_idx: bool, ["seq_idx"];
     /// Statistics are saved for the gradient
     training: bool, ["training"];
 }
@@ -237,6 +269,20 @@ impl FromStr for FloatDType {
 /// A type of indices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IndexDType(pub DType);
+
+/// Numbers along depth, height and width, or along the last one or two of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Extents(pub Vec<usize>);
+
+impl Extents {
+    /// One for each of three dimensions, `other` for those that are not given.
+    pub(crate) fn three(&self, other: usize) -> [usize; 3] {
+        let mut three = [other; 3];
+        let given = self.0.iter().rev().zip(three.iter_mut().rev());
+        given.for_each(|(given, of)| *of = *given);
+        three
+    }
+}
 
 /// A number of biases: 0 to 2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -292,6 +338,14 @@ impl OptionValue for IndexDType {
     fn parse(text: &str) -> Result<Self, String> {
         let dtype = DType::from_name(text).filter(|dtype| [DType::I64, DType::I32].contains(dtype));
         dtype.map(Self).ok_or_else(|| "expected i64 or i32".to_owned())
+    }
+}
+
+impl OptionValue for Extents {
+    fn parse(text: &str) -> Result<Self, String> {
+        let numbers: Result<Vec<usize>, _> = text.split('x').map(str::parse).collect();
+        let numbers = numbers.ok().filter(|numbers| numbers.len() <= 3);
+        numbers.map(Self).ok_or_else(|| "expected one to three numbers with x between them".to_owned())
     }
 }
 
@@ -352,6 +406,13 @@ words!(Scaling {
     "1x128" => Self::BlockWise1x128,
     "128x128" => Self::BlockWise128x128,
     "static" => Self::Static,
+});
+words!(Argmax { "none" => Self::None, "index" => Self::Index, "tap" => Self::Tap, });
+words!(Mode {
+    "nearest" => Self::Nearest,
+    "nearest_exact" => Self::NearestExact,
+    "linear" => Self::Linear,
+    "cubic" => Self::Cubic,
 });
 words!(MaskKind { "additive" => Self::Additive, "boolean" => Self::Boolean, });
 words!(Nonlinearity { "tanh" => Self::Tanh, "relu" => Self::Relu, });

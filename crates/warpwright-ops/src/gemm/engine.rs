@@ -4,11 +4,14 @@
 //!
 //! The blocks of a cluster have neighbouring rows and the same columns: each brings a part of the slices of `b`, to all of them.
 //!
-//! Kernels differ in what becomes of the sums, which is their [`Epilogue`].
+//! Kernels differ in what becomes of the sums, which is their [`Epilogue`], and in what slices are of: of matrices, or of what a [`Loader`]
+//! takes for them.
+
+use std::rc::Rc;
 
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{
-    OutputPanel, PanelTile, Pipeline, PipelineState, TensorMapArg, WARP, WarpgroupSums, kernel_args,
+    Mbarrier, OutputPanel, PanelTile, Pipeline, PipelineState, TensorMapArg, WARP, WarpgroupSums, kernel_args,
 };
 use warpwright_ptx::ArgValue;
 use warpwright_ptx::isa::DeviceLimits;
@@ -17,6 +20,7 @@ use warpwright_runtime::LaunchStep;
 use super::WIDE;
 use super::epilogue::{Even, ResultArgs, ResultParams};
 use super::groups::{GroupParams, Grouping, Walk};
+use super::rows::{scatter_rows, scattered_rows, store_rows};
 use super::tuning::PersistentConfig;
 use crate::PlanError;
 use crate::plan;
@@ -162,18 +166,46 @@ pub(crate) struct Blocks {
 
 /// A tile of the result.
 #[derive(Clone, Copy)]
-struct Place<'k> {
-    row: U32<'k>,
-    col: U32<'k>,
+pub(crate) struct Place<'k> {
+    pub(crate) row: U32<'k>,
+    pub(crate) col: U32<'k>,
     /// The row behind the last that is stored.
     end: U32<'k>,
     /// The matrices of the operands, where these have several, and that of the result.
-    batch: U32<'k>,
+    pub(crate) batch: U32<'k>,
     matrix: U32<'k>,
     /// Slices of the common dimension.
-    steps: U32<'k>,
+    pub(crate) steps: U32<'k>,
     /// Of a group's, the first and the one behind its last.
     common: Option<(U32<'k>, U32<'k>)>,
+}
+
+/// A slice of both operands on its way: where it goes, and what counts its bytes.
+#[derive(Clone, Copy)]
+pub(crate) struct Arriving<'k> {
+    pub(crate) a: U32<'k>,
+    pub(crate) b: U32<'k>,
+    pub(crate) done: Mbarrier<'k>,
+}
+
+/// Brings slices of operands that are no matrices in memory. A place's batch is the number of its product.
+pub(crate) trait Loader<'k> {
+    /// Slices of the tile at `place`.
+    fn steps(&self, place: &Place<'k>) -> U32<'k>;
+
+    /// What is the same for all slices of a tile, and where the first is.
+    fn begin(&self, place: &Place<'k>) -> (Vec<U32<'k>>, Vec<U32<'k>>);
+
+    /// Starts the copies of the slice at `at`, of the tile of which `fixed` is the same for all.
+    fn fetch(&self, place: &Place<'k>, fixed: &[U32<'k>], at: &[U32<'k>], to: Arriving<'k>);
+
+    /// Where the slice behind that at `at` is.
+    fn advance(&self, at: &[U32<'k>]) -> Vec<U32<'k>>;
+
+    /// The element of the result that row `row` begins at, where rows do not follow one another: warps store them, whole vectors of 16 bytes.
+    fn row(&self, _row: U32<'k>) -> Option<U64<'k>> {
+        None
+    }
 }
 
 /// The arguments, tiles and pipeline of a block, the same for all of its threads.
@@ -181,6 +213,7 @@ struct Context<'k> {
     k: K<'k>,
     p: WorkParams<'k>,
     groups: Option<(Grouping, GroupParams<'k>)>,
+    loader: Option<Rc<dyn Loader<'k> + 'k>>,
     a: PanelTile,
     b: PanelTile,
     /// Where the slices begin, and the panels of results.
@@ -243,6 +276,9 @@ impl<'k> Context<'k> {
                 steps: p.steps,
                 common: None,
             };
+            if let Some(loader) = &self.loader {
+                return body(Place { steps: loader.steps(&place), ..place }, state);
+            }
             let Some((_, groups)) = self.groups else { return body(place, state) };
             let (begin, end) = groups.rows_of(batch);
             let steps = (end - begin + (self.a.depth - 1)) / self.a.depth;
@@ -288,6 +324,17 @@ impl Blocks {
         let blocks = (1 << config.cluster) - 1;
         let rank = k.cluster_rank();
         cx.for_each_tile(config, |place, state| {
+            if let Some(loader) = &cx.loader {
+                let (fixed, first) = loader.begin(&place);
+                let slices = k.range(0, place.steps, 1);
+                let (state, _) = k.fold(slices, (state, first), |_, (state, at)| {
+                    let done = cx.pipeline.producer_acquire(state, cx.a.bytes() + cx.b.bytes());
+                    let (a, b) = cx.stage(state.stage());
+                    loader.fetch(&place, &fixed, &at, Arriving { a, b, done });
+                    (cx.pipeline.next(state), loader.advance(&at))
+                });
+                return state;
+            }
             let (batch_a, batch_b) = (place.batch * p.batch_a, place.batch * p.batch_b);
             let planes = self.planes.is_some();
             let slices = if planes { place.steps * 2 } else { place.steps };
@@ -555,6 +602,11 @@ impl Blocks {
         let down = down + (k.warp_idx() & 3) * 16;
         let rows = epilogue.rows(place.batch, &|slot| place.row + down + slot);
         let even = Even { rows: self.store != Store::Rows, bias: true };
+        let scattered = cx.loader.as_ref().and_then(|loader| {
+            let rows = scattered_rows(k).map(|row| (row, place.row + row));
+            rows.map(|(row, of_y)| Some((row, of_y.lt(place.end), loader.row(of_y)?)))
+                .collect::<Option<Vec<_>>>()
+        });
         for (chunk, pairs) in (0..).zip(pairs.chunks((panel.cols() / 4) as usize)) {
             let at =
                 cx.panels + group.mul_add(PANELS * OutputPanel::BYTES, chunk % PANELS * OutputPanel::BYTES);
@@ -571,7 +623,10 @@ impl Blocks {
                 let panel = ResultPanel { tile, row: place.row, col, right, batch: place.batch };
                 epilogue.mend(&to, &rows, &panel, pairs);
             };
-            let by_rows = || store_rows(k, panel, at, to.y, (place.end, p.n, p.ldy), (place.row, col));
+            let by_rows = || match &scattered {
+                Some(rows) => scatter_rows(k, panel, at, to.y, rows, (col, p.n)),
+                None => store_rows(k, panel, at, to.y, (place.end, p.n, p.ldy), (place.row, col)),
+            };
             if self.store == Store::Rows {
                 // A warp stores the rows that it has written.
                 k.warp_barrier();
@@ -617,11 +672,33 @@ impl Blocks {
         groups: Option<(Grouping, GroupParams<'k>)>,
         epilogue: &E,
     ) {
+        self.record_from(k, p, groups, None, epilogue);
+    }
+
+    /// The same of what `loader` brings, to blocks without clusters.
+    pub(crate) fn record_loading<'k, E: Epilogue<'k>>(
+        &self,
+        k: K<'k>,
+        p: WorkParams<'k>,
+        loader: impl Loader<'k> + 'k,
+        epilogue: &E,
+    ) {
+        self.record_from(k, p, None, Some(Rc::new(loader)), epilogue);
+    }
+
+    fn record_from<'k, E: Epilogue<'k>>(
+        &self,
+        k: K<'k>,
+        p: WorkParams<'k>,
+        groups: Option<(Grouping, GroupParams<'k>)>,
+        loader: Option<Rc<dyn Loader<'k> + 'k>>,
+        epilogue: &E,
+    ) {
         let (a, b) = self.slices;
         let slices = k.dynamic_shared_tiles();
         let panels = slices + self.config.stages * (a.bytes() + b.bytes());
         let pipeline = k.mbarrier_pipeline(self.config.stages);
-        let cx = Context { k, p, groups, a, b, slices, panels, pipeline };
+        let cx = Context { k, p, groups, loader, a, b, slices, panels, pipeline };
         k.if_(k.thread_idx().eq(0), || {
             pipeline.init_in_cluster(k, self.groups() * (GROUP / WARP));
             k.publish_mbarriers();
@@ -677,44 +754,6 @@ impl Blocks {
         let further = (matrices, stride.next_multiple_of(WIDE));
         TensorMapArg::over_output(y, self.panel().map(sizes, leading.next_multiple_of(WIDE), &[further]))
     }
-}
-
-/// Stores a panel row by row, each warp its 16, in words of 32 bits wherever rows begin.
-fn store_rows<'k>(
-    k: K<'k>,
-    panel: OutputPanel,
-    at: U32<'k>,
-    y: Ptr<'k, Write, Elem>,
-    (m, n, ldy): (U32<'k>, U32<'k>, U64<'k>),
-    (row, col): (U32<'k>, U32<'k>),
-) {
-    let tile = panel.tile(at);
-    let lane = k.lane_idx();
-    let first = (k.warp_idx() & 3) * 16;
-    let rows = (row + first + 16).min(m).max(row + first) - (row + first);
-    k.for_each(k.range(0, rows, 1), |i| {
-        let from = first + i;
-        let of_row = y.at((row + from).to_u64() * ldy + col.to_u64());
-        if panel.dtype.bytes() == 4 {
-            let value = tile.at(from, lane).get::<f32>();
-            of_row.at(lane.to_u64()).only_where((col + lane).lt(n), Fill::Zero).set(value);
-            return;
-        }
-        let mine = lane * 2;
-        let [low, high] = [0u64, 1].map(|i| tile.at(from, mine).at(i).get::<f32>());
-        let odd = (of_row.address() & 2).ne(0);
-        // Pairs begin at multiples of 4 bytes: with the lane's second element where the row does not.
-        let next = low.shfl_down(1u32);
-        let pair = [odd.select(high, low), odd.select(next, high)];
-        let begins = col + mine + odd.select(1, 0);
-        let of_pair = of_row.at(mine.to_u64()).at(odd.select(k.lit(1u32), 0).to_u64());
-        let last = lane.eq(WARP - 1) & odd;
-        let both = (begins + 1).lt(n) & !last;
-        of_pair.only_where(both, Fill::Zero).store(Lanes::from(pair.to_vec()));
-        of_pair.only_where(begins.lt(n) & !both, Fill::Zero).set(pair[0]);
-        let first = lane.eq(0) & odd & col.lt(n);
-        of_row.only_where(first, Fill::Zero).set(low);
-    });
 }
 
 impl PersistentConfig {

@@ -6,7 +6,7 @@ use warpwright_dsl::prelude::*;
 use crate::activation::{Activation, evaluate};
 
 /// The activations that an epilogue can apply, in the order of their numbers in a launch; 0 is none.
-pub(super) const ACTIVATIONS: [Activation; 6] = [
+pub(crate) const ACTIVATIONS: [Activation; 6] = [
     Activation::Relu,
     Activation::GeluErf,
     Activation::GeluTanh,
@@ -25,9 +25,9 @@ pub(crate) fn code(activation: Option<Activation>) -> Option<u32> {
 /// Bytes of the widest store.
 const VECTOR_BYTES: u32 = 16;
 /// `c` is added.
-pub(super) const HAS_C: u32 = 1;
+pub(crate) const HAS_C: u32 = 1;
 /// `bias` is added.
-pub(super) const HAS_BIAS: u32 = 2;
+pub(crate) const HAS_BIAS: u32 = 2;
 
 kernel_args! {
     /// Where results go and what is added to them.
@@ -36,7 +36,7 @@ kernel_args! {
 
 kernel_args! {
     /// The constants of an epilogue.
-    pub(super) struct EpilogueArgs => EpilogueParams {
+    pub(crate) struct EpilogueArgs => EpilogueParams {
         alpha: f64, beta: f64,
         /// [`HAS_C`], [`HAS_BIAS`].
         flags: u32,
@@ -47,7 +47,7 @@ kernel_args! {
 
 impl EpilogueArgs {
     /// Sums are stored as they are.
-    pub(super) const NONE: Self = Self { alpha: 1.0, beta: 0.0, flags: 0, activation: 0 };
+    pub(crate) const NONE: Self = Self { alpha: 1.0, beta: 0.0, flags: 0, activation: 0 };
 }
 
 /// Where pairs of elements that begin at even columns lie at multiples of their size.
@@ -123,7 +123,7 @@ impl Program {
 
 /// Where the results of a product go and what happens to them before.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Outputs<'k> {
+pub(crate) struct Outputs<'k> {
     to: ResultParams<'k>,
     /// Elements from one row of `y`, and of `c`, to the next.
     leading: U64<'k>,
@@ -133,7 +133,7 @@ pub(super) struct Outputs<'k> {
 impl<'k> Outputs<'k> {
     /// Those of product `batch`, whose matrix has a number of its own among those of `y`; `leading` and `stride` are the elements from one row
     /// and matrix to the next.
-    pub(super) fn new(
+    pub(crate) fn new(
         to: ResultParams<'k>,
         epilogue: EpilogueParams<'k>,
         (leading, stride): (U64<'k>, U64<'k>),
@@ -158,9 +158,13 @@ impl<'k> Outputs<'k> {
 
     /// Finishes `width` neighbouring sums and stores them; `row` and `col` are those of the first.
     pub(super) fn finish<A: Accumulate>(self, row: U32<'k>, col: U32<'k>, sums: &Lanes<'k, A>) {
-        let k = row.k();
+        self.finish_at(row.to_u64() * self.leading + col.to_u64(), col, sums);
+    }
+
+    /// The same of results from element `at` of `c` and `y` on, the bias of the first of which is at `col`.
+    pub(crate) fn finish_at<A: Accumulate>(self, at: U64<'k>, col: U32<'k>, sums: &Lanes<'k, A>) {
+        let k = col.k();
         let width = u32::try_from(sums.len()).unwrap_or(1);
-        let at = row.to_u64() * self.leading + col.to_u64();
         let alpha = self.epilogue.alpha.convert::<A>();
         let scaled: Vec<_> = sums.iter().map(|sum| sum * alpha).collect();
         let with_c = k.if_else(
@@ -283,7 +287,7 @@ pub(super) fn finish_tile<'k, A: Accumulate>(
 }
 
 /// The type that sums of `dtype` are kept in.
-pub(super) fn sums_dtype(dtype: DType) -> DType {
+pub(crate) fn sums_dtype(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 

@@ -22,9 +22,10 @@ mod functions;
 pub(crate) mod groups;
 mod kernel;
 mod pack;
-mod persistent;
+pub(crate) mod persistent;
 pub(crate) mod plain;
 pub mod reference;
+mod rows;
 pub(crate) mod samples;
 mod simt;
 mod split;
@@ -238,7 +239,7 @@ pub(crate) const WIDE: u64 = 16;
 /// Bytes of a line of the L2 cache: rows of copies begin at multiples, so that no slice of one lies in two lines.
 const LINE: usize = 128;
 /// Blocks of a grid along y and z.
-const MAX_LAYERS: usize = 65_535;
+pub(crate) const MAX_LAYERS: usize = 65_535;
 /// Rows, columns and common dimension that the kernels count.
 pub(crate) const MAX_SIDE: usize = i32::MAX as usize;
 

@@ -36,10 +36,13 @@ impl PersistentGemm {
     }
 }
 
-/// The epilogue of whole products.
-struct Finish<'k> {
-    program: Program,
-    p: PersistentParams<'k>,
+/// The epilogue of whole results: `activation(alpha sum + beta c + bias)`.
+pub(crate) struct Finish<'k> {
+    pub(crate) program: Program,
+    /// Rows and columns of a result, and elements from one row to the next.
+    pub(crate) sizes: (U32<'k>, U32<'k>, U64<'k>),
+    /// `alpha` and `beta`.
+    pub(crate) factors: (F32<'k>, F32<'k>),
 }
 
 impl<'k> Epilogue<'k> for Finish<'k> {
@@ -55,8 +58,7 @@ impl<'k> Epilogue<'k> for Finish<'k> {
         sums: [F32<'k>; 2],
         even: Even,
     ) -> [F32<'k>; 2] {
-        let PersistentParams { work, alpha, beta } = self.p;
-        self.program.pair(to, (work.m, work.n, work.ldy), (alpha, beta), (row, col), sums, even)
+        self.program.pair(to, self.sizes, self.factors, (row, col), sums, even)
     }
 }
 
@@ -76,7 +78,10 @@ impl KernelDef for PersistentGemm {
     }
 
     fn build<'k>(&self, k: K<'k>, p: PersistentParams<'k>) {
-        self.blocks().record(k, p.work, None, &Finish { program: self.program, p });
+        let PersistentParams { work, alpha, beta } = p;
+        let finish =
+            Finish { program: self.program, sizes: (work.m, work.n, work.ldy), factors: (alpha, beta) };
+        self.blocks().record(k, work, None, &finish);
     }
 }
 

@@ -680,14 +680,21 @@ pub(crate) fn choose_persistent(
     target: Target,
     shape: impl Fn(&PersistentConfig) -> Shape,
 ) -> PersistentConfig {
-    let us = |c: &Candidate| {
+    let fastest = persistent_us(dtype, target, shape).min_by(|a, b| a.1.total_cmp(&b.1));
+    fastest.map_or(LARGEST, |(config, _)| config)
+}
+
+/// The configurations, and how many microseconds products take whose shape depends on them.
+pub(crate) fn persistent_us(
+    dtype: DType,
+    target: Target,
+    shape: impl Fn(&PersistentConfig) -> Shape,
+) -> impl Iterator<Item = (PersistentConfig, f64)> {
+    PERSISTENT.iter().filter_map(move |c| {
         let config = c.config.persistent()?;
         let shape = shape(&config);
         Some((config, cost(dtype, target, shape, c, Choice { config: c.config, part: shape.k.max(1) })))
-    };
-    let all = PERSISTENT.iter().filter_map(us);
-    let fastest = all.min_by(|a, b| a.1.total_cmp(&b.1));
-    fastest.map_or(LARGEST, |(config, _)| config)
+    })
 }
 
 /// How a kernel shares a product.

@@ -4,7 +4,7 @@ use warpwright_dsl::prelude::*;
 use warpwright_dsl::{PixelColumn, PixelStrips, PixelTilingArgs, kernel_args};
 
 use super::columns::{PAIR_ROUND, THREADS, groups_of, of_groups};
-use super::common::{Affine, Elements, silu_slope, store_planes};
+use super::common::{Affine, Elements, store_planes};
 use super::gradients::{Channel, Inputs, InputsArgs, Line, with_or_without_silu};
 
 kernel_args! {
@@ -111,7 +111,7 @@ fn pixel<'k, A: Float>(
     let slopes = channels
         .iter()
         .zip(distances.iter())
-        .map(|(c, d)| silu_slope(d.mul_add(c.rstd * c.weight, c.bias), precision));
+        .map(|(c, d)| d.mul_add(c.rstd * c.weight, c.bias).silu_slope_for(precision));
     let gradients = slopes.zip(dy.iter()).map(|(slope, dy)| dy * slope).collect();
     (distances, gradients)
 }

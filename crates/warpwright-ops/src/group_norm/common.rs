@@ -120,17 +120,6 @@ impl<'k, A: Float> Statistics<'k, A> {
     }
 }
 
-/// `x / (1 + exp(-x))`
-pub(super) fn silu<A: Float>(x: Reg<'_, A>, precision: Precision) -> Reg<'_, A> {
-    x * x.sigmoid_for(precision)
-}
-
-/// The derivative of [`silu`].
-pub(super) fn silu_slope<A: Float>(x: Reg<'_, A>, precision: Precision) -> Reg<'_, A> {
-    let s = x.sigmoid_for(precision);
-    x.mul_add((-s).mul_add(s, s), s)
-}
-
 /// `n / d` for a divisor that the host has prepared.
 pub(super) fn quotient<'k>(n: U32<'k>, magic: U32<'k>, shift: U32<'k>) -> U32<'k> {
     (n.mul_wide(magic) >> shift).to_u32()
@@ -160,5 +149,5 @@ pub(super) fn store_result<'k, A: Float>(
     results: &Lanes<'k, A>,
 ) {
     let precision = Precision::of(y.dtype());
-    k.if_else(options.silu, || y.store(results.map(|z| silu(z, precision))), || y.store(results.clone()));
+    k.if_else(options.silu, || y.store(results.map(|z| z.silu_for(precision))), || y.store(results.clone()));
 }

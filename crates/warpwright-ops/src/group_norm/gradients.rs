@@ -3,7 +3,7 @@
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{COLUMN_SUM_LANES, WARP, column_sums, kernel_args};
 
-use super::common::{Affine, Elements, Options, silu_slope};
+use super::common::{Affine, Elements, Options};
 use super::contiguous::Part;
 use super::tuning::STREAM_THREADS;
 
@@ -28,8 +28,9 @@ impl<'k, A: Float> Channel<'k, A> {
         let gradients = match silu {
             Some(precision) => {
                 let scale = self.rstd * self.weight;
-                dy.lanes()
-                    .zip(distances.clone(), |dy, d| dy * silu_slope(d.mul_add(scale, self.bias), precision))
+                dy.lanes().zip(distances.clone(), |dy, d| {
+                    dy * d.mul_add(scale, self.bias).silu_slope_for(precision)
+                })
             }
             None => dy.lanes(),
         };

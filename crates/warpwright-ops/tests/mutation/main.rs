@@ -1,12 +1,15 @@
 //! Kernels with a barrier removed or a bound shifted: a sanitizer or a number must give each of them away.
 
 mod attention;
+mod causal_conv1d;
 mod clusters;
+mod conv;
 mod elementwise;
 mod gradients;
 mod harness;
 mod norms;
 mod parts;
+mod pools;
 mod products;
 mod recurrent;
 mod rows;

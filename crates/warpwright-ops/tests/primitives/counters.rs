@@ -13,6 +13,10 @@ use warpwright_ops::batch_norm::{
     Layout, Momentum, Real,
 };
 use warpwright_ops::cast::CastDesc;
+use warpwright_ops::causal_conv1d::{
+    CausalConv1d, CausalConv1dBackwardDesc, CausalConv1dDesc, CausalConv1dUpdateDesc,
+};
+use warpwright_ops::conv::{Axis, Conv, ConvBackwardDesc, ConvDesc};
 use warpwright_ops::cross_entropy::{CrossEntropyBackwardDesc, CrossEntropyDesc, Reduction};
 use warpwright_ops::gemm::GemmDesc;
 use warpwright_ops::group_norm::{GroupNormBackwardDesc, GroupNormDesc, GroupShape};
@@ -22,6 +26,10 @@ use warpwright_ops::local_response_norm::{
     Coefficients, LocalResponseNormBackwardDesc, LocalResponseNormDesc,
 };
 use warpwright_ops::plan::{Access, Layout as Layout4};
+use warpwright_ops::pool::{
+    Argmax, AvgPoolBackwardDesc, AvgPoolDesc, Divisor, MaxPoolBackwardDesc, MaxPoolDesc, Pool,
+    SlidingWindows, Windows,
+};
 use warpwright_ops::quantize::nested::{DequantizeNestedDesc, QuantizeNestedDesc};
 use warpwright_ops::quantize::{DequantizeDesc, NibbleOrder, QuantizeDesc, Scheme};
 use warpwright_ops::quantize8::{Dequantize8Desc, Format, Problem, Quantize8Desc, Scaling};
@@ -29,6 +37,7 @@ use warpwright_ops::recurrent::tuning::Schedule;
 use warpwright_ops::recurrent::{
     Biases, Cell, CellBackwardDesc, CellDesc, RecurrentBackwardDesc, RecurrentDesc,
 };
+use warpwright_ops::resize::{Mode, ResizeBackwardDesc, ResizeDesc};
 use warpwright_ops::scaled_gemm::ScaledGemmDesc;
 use warpwright_ops::softmax::{Softmax, SoftmaxBackwardDesc, SoftmaxDesc};
 use warpwright_ops::{Operation, Plan, catalogue};
@@ -45,9 +54,21 @@ const DTYPE: DType = DType::F32;
 const ROW: usize = 4096;
 
 /// Searches codes in a table of global memory, lane by lane, which stays in the caches. Attention writes 16 bytes of eight rows
-/// at a time, as the accumulators of tensor cores lie, and reads the sums of the queries of a tile in pairs.
-const GATHERS: [&str; 4] =
-    ["quantize_nested forward", "attention forward", "attention backward", "attention decode"];
+/// at a time, as the accumulators of tensor cores lie, and reads the sums of the queries of a tile in pairs. The indices of a vector of
+/// maxima are twice its bytes or more, which a thread writes and reads 16 at a time; neighbouring cells have windows in common. Steps of
+/// a convolution read the taps of neighbouring channels, which lie one after the other, for a few elements of each.
+const GATHERS: [&str; 10] = [
+    "quantize_nested forward",
+    "attention forward",
+    "attention backward",
+    "attention decode",
+    "adaptive_max_pool forward",
+    "adaptive_max_pool backward",
+    "adaptive_avg_pool backward",
+    "causal_conv1d_update forward",
+    "resize forward",
+    "resize backward",
+];
 
 /// Products of transposed matrices of few columns, whose small tiles meet some banks twice.
 const TRANSPOSED: [&str; 6] = [
@@ -117,6 +138,7 @@ fn every_primitive() -> Vec<(String, Counters)> {
     batch_norm(&mut add);
     let conversion = CastDesc { from: dtype, to: DType::BF16, len }.plan(TARGET).expect("plan");
     add(conversion.op(), "forward", count(&conversion));
+    causal_conv1d(&mut add);
     for (format, scaling) in Format::ALL.into_iter().zip(SCALINGS) {
         let problem = Problem { format, scaling, dtype, rows: 16, cols: LEN / 16 };
         let codes = Quantize8Desc { problem }.plan(TARGET).expect("plan");
@@ -153,6 +175,21 @@ fn every_primitive() -> Vec<(String, Counters)> {
     add("local_response_norm", "forward", count(&forward.plan(TARGET).expect("plan")));
     let backward = LocalResponseNormBackwardDesc { forward };
     add("local_response_norm", "backward", count(&backward.plan(TARGET).expect("plan")));
+    let axis = Axis::new(14, 3).with(1, 1, 1);
+    let conv = Conv::new(DType::BF16, [2, 64, 128], axis, axis);
+    let forward = ConvDesc::new(conv).plan(TARGET).expect("plan");
+    add(forward.op(), "forward", count(&forward));
+    let backward = ConvBackwardDesc { conv, dx: true, dweight: true, dbias: true };
+    add(forward.op(), "backward", count(&backward.plan(TARGET).expect("plan")));
+    pooling(&mut add);
+    let (input, output) = ([1, 16, 16], [1, 32, 32]);
+    let (layout, batch, channels, mode) = (Layout::ChannelsLast, 2, 32, Mode::Linear);
+    let (align_corners, scale) = (false, [None; 3]);
+    let forward = ResizeDesc { dtype, layout, batch, channels, input, output, mode, align_corners, scale };
+    let plan = forward.plan(TARGET).expect("plan");
+    add(plan.op(), "forward", count(&plan));
+    let plan = ResizeBackwardDesc { forward }.plan(TARGET).expect("plan");
+    add(plan.op(), "backward", count(&plan));
     let product = GemmDesc::new(dtype, [256, 128, 64], false, true).plan(TARGET).expect("plan");
     add(product.op(), "forward", count(&product));
     for groups in [
@@ -244,7 +281,65 @@ fn attention(add: &mut dyn FnMut(&str, &str, Counters)) {
     add(plan.op(), "decode", count(&plan));
 }
 
+/// Windows of 3 at every other cell, means side by side, and windows of two sizes; channels last.
+fn pooling(add: &mut dyn FnMut(&str, &str, Counters)) {
+    let square = |kernel, stride, padding| {
+        Windows::Sliding(SlidingWindows {
+            kernel: [1, kernel, kernel],
+            stride: [1, stride, stride],
+            padding: [0, padding, padding],
+            ..SlidingWindows::tiling([1; 3])
+        })
+    };
+    let pool = |windows| Pool {
+        dtype: DTYPE,
+        layout: Layout::ChannelsLast,
+        batch: 2,
+        channels: 32,
+        input: [1, 32, 32],
+        windows,
+    };
+    let mut maxima = |windows, argmax| {
+        let forward = MaxPoolDesc { pool: pool(windows), argmax };
+        let plan = forward.plan(TARGET).expect("plan");
+        add(plan.op(), "forward", count(&plan));
+        let plan = MaxPoolBackwardDesc { forward }.plan(TARGET).expect("plan");
+        add(plan.op(), "backward", count(&plan));
+    };
+    let adaptive = Windows::Adaptive { output: [1, 7, 7] };
+    maxima(square(3, 2, 1), Argmax::Tap);
+    maxima(adaptive, Argmax::Index);
+    for windows in [square(2, 2, 0), adaptive] {
+        let forward = AvgPoolDesc { pool: pool(windows), divisor: Divisor::PaddedCells };
+        let plan = forward.plan(TARGET).expect("plan");
+        add(plan.op(), "forward", count(&plan));
+        let plan = AvgPoolBackwardDesc { forward }.plan(TARGET).expect("plan");
+        add(plan.op(), "backward", count(&plan));
+    }
+}
+
 /// Training with channels first, inference with channels last.
+fn causal_conv1d(add: &mut dyn FnMut(&str, &str, Counters)) {
+    let whole = CausalConv1d {
+        dtype: DTYPE,
+        layout: Layout::ChannelsFirst,
+        batch: 2,
+        channels: 256,
+        len: LEN / 512,
+        width: 4,
+        bias: true,
+        silu: true,
+    };
+    let forward =
+        CausalConv1dDesc { conv: whole, initial_states: false, final_states: false, sequences: false };
+    add("causal_conv1d", "forward", count(&forward.plan(TARGET).expect("plan")));
+    let backward = CausalConv1dBackwardDesc { forward }.plan(TARGET).expect("plan");
+    add("causal_conv1d", "backward", count(&backward));
+    let (layout, batch, channels) = (Layout::ChannelsLast, 16, 1024);
+    let step = CausalConv1dUpdateDesc { conv: CausalConv1d { layout, batch, channels, len: 1, ..whole } };
+    add("causal_conv1d_update", "forward", count(&step.plan(TARGET).expect("plan")));
+}
+
 fn batch_norm(add: &mut dyn FnMut(&str, &str, Counters)) {
     let norm = |layout| BatchNorm::new(DTYPE, layout, 8, 8, LEN / 64);
     let (first, last) = (norm(Layout::ChannelsFirst), norm(Layout::ChannelsLast));

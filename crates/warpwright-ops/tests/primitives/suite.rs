@@ -22,8 +22,9 @@ pub(crate) enum Sample {
 }
 
 /// The operations whose cases take nearly all of the time.
-const LONG: [&str; 10] = [
+const LONG: [&str; 11] = [
     "attention",
+    "conv",
     "gemm",
     "grouped_gemm",
     "gru",

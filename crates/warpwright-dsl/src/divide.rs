@@ -1,0 +1,117 @@
+//! Division by numbers that a launch knows: a product and a shift instead of the twenty instructions of a division.
+//!
+//! Source: T. Granlund and P. Montgomery, Division by Invariant Integers using Multiplication, PLDI 1994.
+
+use crate::kernel_args;
+use crate::reg::{U32, U64};
+
+kernel_args! {
+    /// A divisor of numbers below 2^31.
+    pub struct DivisorArgs => Divisor { divisor: u32, multiplier: u32, shift: u32 }
+}
+
+kernel_args! {
+    /// A divisor of numbers below 2^63.
+    pub struct WideDivisorArgs => WideDivisor { multiplier: u64, shift: u32 }
+}
+
+/// The bits of `divisor - 1`: the shift that follows the product.
+const fn shift_of(divisor: u64) -> u32 {
+    u64::BITS - (divisor - 1).leading_zeros()
+}
+
+impl DivisorArgs {
+    /// Divides by `divisor`, from 1 to 2^31; 0 counts as 1.
+    pub const fn new(divisor: u32) -> Self {
+        let divisor = if divisor == 0 { 1 } else { divisor };
+        let shift = shift_of(divisor as u64);
+        let multiplier = (((1u64 << shift) - divisor as u64) << 32) / divisor as u64 + 1;
+        Self { divisor, multiplier: multiplier as u32, shift }
+    }
+}
+
+impl WideDivisorArgs {
+    /// Divides by `divisor`, from 1 to 2^63; 0 counts as 1.
+    pub const fn new(divisor: u64) -> Self {
+        let divisor = if divisor == 0 { 1 } else { divisor };
+        let shift = shift_of(divisor);
+        let multiplier = (((1u128 << shift) - divisor as u128) << 64) / divisor as u128 + 1;
+        Self { multiplier: multiplier as u64, shift }
+    }
+}
+
+impl<'k> Divisor<'k> {
+    /// `n / divisor` of an `n` below 2^31.
+    #[track_caller]
+    pub fn quotient(self, n: U32<'k>) -> U32<'k> {
+        n.k().on_behalf(|| (n.mul_hi(self.multiplier) + n) >> self.shift)
+    }
+
+    /// Quotient and remainder of an `n` below 2^31.
+    #[track_caller]
+    pub fn divide(self, n: U32<'k>) -> (U32<'k>, U32<'k>) {
+        n.k().on_behalf(|| {
+            let quotient = self.quotient(n);
+            (quotient, n - quotient * self.divisor)
+        })
+    }
+}
+
+impl<'k> WideDivisor<'k> {
+    /// `n / divisor` of an `n` below 2^63.
+    #[track_caller]
+    pub fn quotient(self, n: U64<'k>) -> U64<'k> {
+        n.k().on_behalf(|| (n.mul_hi(self.multiplier) + n) >> self.shift)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn around(divisor: u64, end: u64) -> Vec<u64> {
+        let largest = end - 1;
+        let multiples = [0, 1, 2, 3, 1000, largest / divisor].map(|q| q.saturating_mul(divisor));
+        let near = multiples.into_iter().flat_map(|n| [n.saturating_sub(1), n, n.saturating_add(1)]);
+        near.chain([largest, largest / 2]).filter(|n| *n < end).collect()
+    }
+
+    #[test]
+    fn quotients_are_exact_below_their_bounds() {
+        let some = (1..2000).chain((0..=31).flat_map(|bit| {
+            let power = 1u64 << bit;
+            [power.saturating_sub(1), power, power + 1]
+        }));
+        for divisor in some.filter(|d| (1..=1 << 31).contains(d)) {
+            let DivisorArgs { multiplier, shift, .. } = DivisorArgs::new(divisor as u32);
+            for n in around(divisor, 1 << 31) {
+                let sum = ((n * u64::from(multiplier)) >> 32) + n;
+                assert!(sum < 1 << 32, "{n} / {divisor} overflows");
+                assert_eq!(sum >> shift, n / divisor, "{n} / {divisor}");
+            }
+        }
+    }
+
+    #[test]
+    fn wide_quotients_are_exact_below_their_bounds() {
+        let some = (1..300u64).chain((0..=63).flat_map(|bit| {
+            let power = 1u64 << bit;
+            [power.saturating_sub(1), power, power.saturating_add(1)]
+        }));
+        for divisor in some.filter(|d| (1..=1 << 63).contains(d)) {
+            let WideDivisorArgs { multiplier, shift } = WideDivisorArgs::new(divisor);
+            for n in around(divisor, 1 << 63) {
+                let high = (u128::from(n) * u128::from(multiplier)) >> 64;
+                let sum = high + u128::from(n);
+                assert!(sum < 1 << 64, "{n} / {divisor} overflows");
+                assert_eq!((sum >> shift) as u64, n / divisor, "{n} / {divisor}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_divisor_of_nothing_is_one() {
+        assert_eq!(DivisorArgs::new(0), DivisorArgs::new(1));
+        assert_eq!(WideDivisorArgs::new(0), WideDivisorArgs::new(1));
+    }
+}

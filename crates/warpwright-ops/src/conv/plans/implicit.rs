@@ -1,0 +1,443 @@
+//! Plans of kernels with tensor copies.
+
+use warpwright_dsl::{Elem, Im2colImage, In, KernelArgs, Out, PanelTile, TensorMapArg};
+use warpwright_ptx::DType;
+use warpwright_ptx::tensor_map::TensorMap;
+use warpwright_runtime::LaunchStep;
+
+use super::{Epilogue, Order, OwnWeight, Planner, Tensors};
+use crate::PlanError;
+use crate::conv::implicit::{self, ImageArgs, Implicit, ImplicitArgs};
+use crate::conv::tuning::{self, Choice, PersistentConfig};
+use crate::conv::weight::{self, FinishArgs, FinishParts, SumParts};
+use crate::conv::{Axis, Conv, Layout, OP, Pass};
+use crate::gemm::WIDE;
+use crate::gemm::engine::{self, Blocks, Store, WorkArgs};
+use crate::gemm::epilogue::{EpilogueArgs, Program, ResultArgs};
+use crate::plan::{self, small};
+
+/// The largest stride that tensor copies go by.
+const MAX_COPY_STRIDE: usize = 8;
+/// The dimension of rows.
+const ROWS: usize = 1;
+/// Launches of a gradient of `x`.
+const MAX_PHASES: usize = 16;
+
+/// A dimension as products of a pass go over it.
+#[derive(Clone, Copy, Debug)]
+struct Side {
+    /// Pixels that there are products for, the first of them in the result, and from one to the next there.
+    pixels: usize,
+    phase: usize,
+    apart: usize,
+    /// Where the box of a copy begins and ends, counted from the ends of the image that is gathered, and its pixels from one to the next.
+    lower: isize,
+    upper: isize,
+    step: usize,
+    /// Taps, the first of them among those of the weight, and from one to the next there and in the image.
+    taps: usize,
+    first: usize,
+    tap_step: usize,
+    dilation: usize,
+    /// Products, each of one tap and one pixel of the result.
+    products: usize,
+}
+
+impl Planner<'_> {
+    /// The dimensions of kernels with tensor copies.
+    fn dims(&self) -> usize {
+        let flat = self.conv.axes[0] == Axis::ONE;
+        if flat { 2 } else { 3 }
+    }
+
+    /// A dimension of a pass; of the gradient of `x` that of the pixels that follow `phase`, a stride apart.
+    fn side(&self, pass: Pass, axis: usize, phase: usize) -> Side {
+        let Axis { input, kernel, stride, padding, dilation } = self.conv.axes[axis];
+        let outputs = self.sizes.outputs[axis];
+        if pass == Pass::BackwardX && axis == ROWS && kernel > 1 && (kernel, padding) == (input, [0; 2]) {
+            // There is one output, of which each pixel has a tap.
+            let (lower, upper, tap_step) = (0, 0, 1);
+            let (pixels, phase, apart, step, taps, first) = (1, 0, 1, 1, 1, 0);
+            let products = kernel;
+            return Side {
+                pixels,
+                phase,
+                apart,
+                lower,
+                upper,
+                step,
+                taps,
+                first,
+                tap_step,
+                dilation,
+                products,
+            };
+        }
+        if pass == Pass::BackwardX {
+            // Without a stride, `first` is 0 and what is left of a phase its padding.
+            let (first, before) = match stride {
+                1 => (0, padding[0]),
+                _ => ((phase + padding[0]) % stride, (phase + padding[0]) / stride),
+            };
+            let taps = kernel.saturating_sub(first).div_ceil(stride);
+            let pixels = input.saturating_sub(phase).div_ceil(stride);
+            let lower = before as isize - (taps.saturating_sub(1) * dilation) as isize;
+            let upper = lower + pixels as isize - outputs as isize;
+            let (apart, tap_step) = (stride, stride);
+            return Side {
+                pixels,
+                phase,
+                apart,
+                lower,
+                upper,
+                step: 1,
+                taps,
+                first,
+                tap_step,
+                dilation,
+                products: 1,
+            };
+        }
+        let [before, behind] = padding.map(|padding| padding as isize);
+        let upper = behind - ((kernel - 1) * dilation) as isize;
+        let (pixels, taps, step) = (outputs, kernel, stride);
+        Side {
+            pixels,
+            phase: 0,
+            apart: 1,
+            lower: -before,
+            upper,
+            step,
+            taps,
+            first: 0,
+            tap_step: 1,
+            dilation,
+            products: 1,
+        }
+    }
+
+    /// The dimensions of each product of a pass: one, but of the gradient of `x` one for each phase of the strides.
+    fn phases(&self, pass: Pass) -> Vec<[Side; 3]> {
+        let counts = self.conv.axes.map(|axis| if pass == Pass::BackwardX { axis.stride } else { 1 });
+        let mut all = Vec::new();
+        for d in 0..counts[0].min(self.conv.axes[0].input) {
+            for h in 0..counts[1].min(self.conv.axes[1].input) {
+                for w in 0..counts[2].min(self.conv.axes[2].input) {
+                    all.push([(0, d), (1, h), (2, w)].map(|(axis, phase)| self.side(pass, axis, phase)));
+                }
+            }
+        }
+        all
+    }
+
+    /// Whether tensor copies can bring the operands of a pass where all tensors begin at multiples of 16 bytes.
+    pub(super) fn has_copies(&self, pass: Pass) -> bool {
+        let Conv { dtype, layout, weight_layout, batch, channels, filters, groups, axes } = *self.conv;
+        let bytes = dtype.bytes();
+        let whole = |channels: usize| (channels * bytes).is_multiple_of(WIDE as usize);
+        let sides = match pass {
+            Pass::Forward => whole(channels),
+            Pass::BackwardX | Pass::BackwardWeight => whole(channels) && whole(filters),
+        };
+        let (nearest, farthest, reach) = if self.dims() == 2 { (-128, 127, 255) } else { (-16, 15, 31) };
+        let reached = |side: &Side| {
+            let near = |corner: isize| (nearest..=farthest).contains(&corner);
+            let span = side.taps.saturating_sub(1) * side.dilation;
+            near(side.lower) && near(side.upper) && side.step <= MAX_COPY_STRIDE && span <= reach
+        };
+        // Each phase is a launch, and in taps that are a stride apart a dilation would be a phase too.
+        let strides = axes.map(|axis| if pass == Pass::BackwardX { axis.stride } else { 1 });
+        let phases = strides.into_iter().fold(1, usize::saturating_mul);
+        let alike = phases == 1 || axes.iter().all(|axis| axis.dilation == 1);
+        let reached = || self.phases(pass).iter().all(|sides| sides[3 - self.dims()..].iter().all(reached));
+        self.target.sm == 90
+            && bytes == 2
+            && layout == Layout::ChannelsLast
+            && (weight_layout == Layout::ChannelsLast || self.sizes.taps == 1)
+            && groups == 1
+            && batch > 0
+            && self.sizes.x > 0
+            && sides
+            && alike
+            && phases <= MAX_PHASES
+            && reached()
+    }
+
+    /// Whether the gradient of a weight has the channels of all taps for columns.
+    const fn joined(&self) -> bool {
+        self.conv.channels.is_multiple_of(PanelTile::WIDTH as usize)
+    }
+
+    /// The product of a pass over dimensions.
+    fn product(&self, pass: Pass, sides: &[Side; 3]) -> tuning::Product {
+        let Conv { batch, channels, filters, .. } = *self.conv;
+        let width = PanelTile::WIDTH as usize;
+        let pixels = sides.iter().fold(batch, |n, side| n * side.pixels);
+        let taps = sides.iter().fold(1, |n, side| n * side.taps);
+        let (m, n, slices, count, adds) = match pass {
+            Pass::Forward => (pixels, filters, taps * channels.div_ceil(width), 1, false),
+            Pass::BackwardX => {
+                (pixels, channels, taps * filters.div_ceil(width), sides[ROWS].products, false)
+            }
+            Pass::BackwardWeight => {
+                let adds = self.own_weight.is_some();
+                let (n, count) = if self.joined() { (channels * taps, 1) } else { (channels, taps) };
+                (filters, n, pixels.div_ceil(width), count, adds)
+            }
+        };
+        tuning::Product { m: m as u64, n: n as u64, slices: small(slices), count: count as u64, adds }
+    }
+
+    /// In persistent blocks.
+    pub(super) fn implicit(
+        &mut self,
+        pass: Pass,
+        tensors: &Tensors,
+        epilogue: &Epilogue,
+        config: Option<PersistentConfig>,
+    ) -> Result<Vec<LaunchStep>, PlanError> {
+        let mut launches = Vec::new();
+        let phases = self.phases(pass);
+        let is_empty = |sides: &[Side; 3]| sides.iter().any(|side| side.taps == 0);
+        if phases.iter().any(is_empty) {
+            launches.push(self.sum((0, 0), tensors.y_at(0), self.sizes.x, true)?);
+        }
+        for sides in phases.iter().filter(|sides| !is_empty(sides)) {
+            let product = self.product(pass, sides);
+            let choice = tuning::choose(self.target, &product, config);
+            launches.extend(self.product_steps(pass, tensors, (sides, product), epilogue, choice)?);
+        }
+        Ok(launches)
+    }
+
+    /// The launches of a product.
+    fn product_steps(
+        &mut self,
+        pass: Pass,
+        tensors: &Tensors,
+        (sides, product): (&[Side; 3], tuning::Product),
+        epilogue: &Epilogue,
+        choice: Choice,
+    ) -> Result<Vec<LaunchStep>, PlanError> {
+        let Conv { dtype, channels, .. } = *self.conv;
+        let taps = self.sizes.taps;
+        let mut launches = Vec::new();
+        let tuning::Product { m, n, slices, count, adds } = product;
+        let (m, n, count) = (m as usize, n as usize, count as usize);
+        let apart = sides[ROWS].products > 1;
+        let scattered = apart || sides.iter().any(|side| side.apart > 1);
+        let choice = if scattered { Choice { steps: slices, ..choice } } else { choice };
+        let parts = slices.div_ceil(choice.steps).max(1);
+        let split = parts > 1 || adds;
+        let sums = if split { (m * n).saturating_mul(count * parts as usize) } else { 0 };
+        let (sums_at, _) = self.reserve(self.base, sums.saturating_mul(DType::F32.bytes()))?;
+        let joined = pass == Pass::BackwardWeight && self.joined();
+        let y_dtype = if split { DType::F32 } else { dtype };
+        let whole = engine::ends_whole(n, y_dtype);
+        let store = if whole && !scattered { Store::Panels } else { Store::Rows };
+        let program = if split { Program::default() } else { epilogue.1 };
+        let dims = self.dims();
+        let kernel = Implicit {
+            dtype,
+            pass,
+            dims,
+            config: choice.config,
+            program,
+            store,
+            split,
+            joined,
+            scattered,
+            apart,
+        };
+        let blocks = kernel.blocks();
+        // Elements from one row of the result to the next, and from one product to the next.
+        let (ldy, stride_y) = match pass {
+            Pass::BackwardWeight if !split && !joined => (channels * taps, channels),
+            Pass::BackwardX if apart => (n, self.pixel_steps(pass)[ROWS] as usize),
+            _ => (n, m * n),
+        };
+        let size = y_dtype.bytes() as u64;
+        let steps = self.pixel_steps(pass);
+        let first: u64 = sides.iter().zip(steps).map(|(side, step)| side.phase as u64 * step).sum();
+        let y = match split {
+            true => self.workspace.arg_at(sums_at as u64),
+            false => tensors.y_at(first * size),
+        };
+        let to = ResultArgs { c: In::address(0), bias: tensors.bias.clone(), y };
+        let products = count * parts as usize;
+        let order = blocks.config.order(OP, [m, n, products])?;
+        let grid = blocks.config.blocks(self.target, &order);
+        let further = if products > 1 { (products as u64, stride_y as u64 * size) } else { (1, WIDE) };
+        let y_boxes = blocks.boxes_of_results(&to.y, (m as u64, n as u64), ldy as u64 * size, further);
+        let [a, b] = self.maps(pass, &blocks, tensors, sides);
+        let values = ImplicitArgs {
+            work: WorkArgs {
+                a,
+                b,
+                y_boxes,
+                to,
+                m: small(m),
+                n: small(n),
+                steps: choice.steps,
+                order,
+                ldy: ldy as u64,
+                stride_y: stride_y as u64,
+                batch_a: 0,
+                batch_b: 0,
+            },
+            image: self.image(pass, sides, slices),
+            alpha: 1.0,
+            beta: 0.0,
+        }
+        .values();
+        launches.push(blocks.launch(OP, self.target, &kernel, grid, values)?);
+        if split {
+            let from = self.workspace.written_at(sums_at as u64);
+            let len = m * n * count;
+            let y = tensors.y_at(0);
+            launches.push(match pass {
+                Pass::Forward => {
+                    self.finish(from, (tensors.bias.clone(), y), parts, (len, n), &epilogue.0)?
+                }
+                Pass::BackwardWeight if self.own_weight.is_some() || !joined => {
+                    self.reorder(from, y, true, (parts, len), &self.weight_order(joined))?
+                }
+                // They lie as the result does.
+                _ => self.sum((sums_at, parts), y, len, true)?,
+            });
+        }
+        Ok(launches)
+    }
+
+    /// The order of the weight, by that in which products have its gradient: one matrix of filters and the channels of all taps if `joined`, or
+    /// else one of filters and channels for each tap.
+    fn weight_order(&self, joined: bool) -> Order {
+        let Conv { filters, channels, .. } = *self.conv;
+        let taps = self.sizes.taps;
+        let (filter, tap) = if joined { (channels * taps, channels) } else { (channels, filters * channels) };
+        let own = self.own_weight.unwrap_or(OwnWeight { conv: *self.conv, row: None });
+        let row = own.row.unwrap_or(1);
+        let OwnWeight { conv: Conv { filters, channels, weight_layout, .. }, .. } = own;
+        let outer = (filters, filter);
+        match weight_layout {
+            // Taps of a row are side by side as they are here.
+            Layout::ChannelsLast => {
+                let inner = (row * channels, 1);
+                Order { outer, middle: (taps, tap), first: (1, 0), second: inner, padded: None }
+            }
+            Layout::ChannelsFirst => {
+                let (first, second) = ((taps, tap), (row, channels));
+                Order { outer, middle: (channels, 1), first, second, padded: None }
+            }
+        }
+    }
+
+    /// Adds the parts of `len` sums, `columns` to a row, and stores the results.
+    fn finish(
+        &self,
+        from: In<Elem>,
+        (bias, y): (In<Elem>, Out<Elem>),
+        parts: u32,
+        (len, columns): (usize, usize),
+        epilogue: &EpilogueArgs,
+    ) -> Result<LaunchStep, PlanError> {
+        let width = if columns.is_multiple_of(SumParts::WIDE as usize) { SumParts::WIDE } else { 1 };
+        let grid = plan::cover(OP, len, weight::THREADS * width)?.unwrap_or([1; 3]);
+        let to = ResultArgs { c: In::address(0), bias, y };
+        let (columns, epilogue) = (small(columns), epilogue.clone());
+        let values = FinishArgs { from, to, len: len as u64, parts, columns, epilogue };
+        plan::launch(OP, &FinishParts { dtype: self.conv.dtype, width }, values, self.target, grid)
+    }
+
+    /// Elements from one pixel of the result, or of the gradient of one, to the next along each dimension, channels last.
+    fn pixel_steps(&self, pass: Pass) -> [u64; 3] {
+        let (channels, extents) = match pass {
+            Pass::BackwardX => (self.conv.channels, self.conv.axes.map(|axis| axis.input)),
+            _ => (self.conv.filters, self.sizes.outputs),
+        };
+        let w = channels as u64;
+        let h = w * extents[2] as u64;
+        [h * extents[1] as u64, h, w]
+    }
+
+    /// The tensor maps of both operands.
+    fn maps(&self, pass: Pass, blocks: &Blocks, tensors: &Tensors, sides: &[Side; 3]) -> [TensorMapArg; 2] {
+        let Conv { dtype, batch, channels, filters, axes, .. } = *self.conv;
+        let size = dtype.bytes() as u64;
+        let (gathered, extents) = self.gathered(pass);
+        let mut stride = gathered as u64 * size;
+        let mut map = Im2colImage {
+            channels: gathered as u64,
+            pixel_dims: Vec::new(),
+            lower: Vec::new(),
+            upper: Vec::new(),
+            steps: Vec::new(),
+        };
+        // The taps of the weight that take part, and where the first of them is.
+        let (mut of_taps, mut first, mut tap) = (Vec::new(), 0, channels as u64 * size);
+        for axis in (3 - self.dims()..3).rev() {
+            let Side { lower, upper, step, taps, first: first_tap, tap_step, products, .. } = sides[axis];
+            map.pixel_dims.push((extents[axis] as u64, stride));
+            stride *= extents[axis] as u64;
+            // They are within the bounds of a copy.
+            map.lower.push(lower as i32);
+            map.upper.push(upper as i32);
+            map.steps.push(small(step));
+            of_taps.push((taps.max(products) as u64, tap_step as u64 * tap));
+            first += first_tap as u64 * tap;
+            tap *= axes[axis].kernel as u64;
+        }
+        map.pixel_dims.push((batch as u64, stride));
+        let filter = self.sizes.taps as u64 * channels as u64 * size;
+        let (slice_a, slice_b) = blocks.slices;
+        let [channels, filters] = [channels as u64, filters as u64];
+        let of_weight = |(outer, depth): (u64, u64)| {
+            let map = slice_b.map((outer, depth), filter, &of_taps);
+            TensorMapArg::over(&tensors.other, TensorMap { base: first, ..map })
+        };
+        let image = |tile: PanelTile| TensorMapArg::over(&tensors.image, tile.im2col_map(&map));
+        match pass {
+            Pass::Forward => [image(slice_a), of_weight((filters, channels))],
+            Pass::BackwardX => [image(slice_a), of_weight((channels, filters))],
+            Pass::BackwardWeight => {
+                let pixels = (batch * self.sizes.pixels_out) as u64;
+                let dy = slice_a.map((filters, pixels), filters * size, &[]);
+                let panel = PanelTile { outer: slice_b.width(), ..slice_b };
+                [TensorMapArg::over(&tensors.other, dy), image(panel)]
+            }
+        }
+    }
+
+    /// How the pixels of the image are counted.
+    fn image(&self, pass: Pass, sides: &[Side; 3], slices: u32) -> ImageArgs {
+        let mut left = PanelTile::WIDTH as usize;
+        let mut advance = [0; 3];
+        for axis in [2, 1, 0] {
+            advance[axis] = left % sides[axis].pixels;
+            left /= sides[axis].pixels;
+        }
+        let steps = self.pixel_steps(pass);
+        let axis = |i: usize| {
+            let Side { pixels, apart, lower, step, taps, dilation, .. } = sides[i];
+            implicit::AxisArgs {
+                pixels: small(pixels),
+                step: small(step),
+                first: (lower as i32).cast_unsigned(),
+                kernel: small(taps),
+                dilation: small(dilation),
+                advance: small(advance[i]),
+                result: apart as u64 * steps[i],
+            }
+        };
+        ImageArgs {
+            d: axis(0),
+            h: axis(1),
+            w: axis(2),
+            advance: small(left),
+            image: steps[0] * self.sides(pass, 0).1 as u64,
+            channels: small(self.gathered(pass).0),
+            taps: small(self.sizes.taps),
+            slices,
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Kernels of one tap without strides: their passes are products of matrices as they lie.
+
+use warpwright_dsl::Elem;
+use warpwright_dsl::args::Argument;
+use warpwright_ptx::ArgValue;
+use warpwright_runtime::LaunchStep;
+
+use super::{Epilogue, Planner, Tensors};
+use crate::PlanError;
+use crate::conv::{Axis, Conv, Layout, Pass};
+use crate::gemm::{GemmArgs, GemmDesc, WIDE};
+use crate::plan::Operation;
+
+/// The argument that a kernel is given for a tensor.
+fn value_of(argument: &impl Argument) -> ArgValue {
+    let mut values = Vec::new();
+    argument.pass(&mut values);
+    // A pointer is one value.
+    values.pop().unwrap_or(ArgValue::Address(0))
+}
+
+/// `value`, of tensors of a product, with those of a convolution in their places.
+fn rebound(value: &ArgValue, tensors: &[(ArgValue, ArgValue)]) -> ArgValue {
+    let place = |slot: u32| {
+        let of = |value: &ArgValue| matches!(value, ArgValue::Slot { slot: known, .. } if *known == slot);
+        tensors.iter().find(|(product, _)| of(product)).map(|(_, own)| own.clone())
+    };
+    match value {
+        ArgValue::Slot { slot, offset } => match place(*slot) {
+            Some(ArgValue::Slot { slot, offset: begin }) => ArgValue::Slot { slot, offset: begin + offset },
+            Some(ArgValue::Address(address)) => ArgValue::Address(address + offset),
+            _ => value.clone(),
+        },
+        ArgValue::TensorMap { map, slot: Some(slot) } => match place(*slot) {
+            Some(ArgValue::Slot { slot, offset }) => {
+                let mut map = map.clone();
+                map.base += offset;
+                ArgValue::TensorMap { map, slot: Some(slot) }
+            }
+            _ => value.clone(),
+        },
+        _ => value.clone(),
+    }
+}
+
+impl Planner<'_> {
+    /// The product that a pass is, if it is one.
+    fn product_of_matrices(&self, pass: Pass, (wide, epilogue): (bool, &Epilogue)) -> Option<GemmDesc> {
+        let Conv { dtype, layout, batch, channels, filters, groups, axes, .. } = *self.conv;
+        let point = |axis: &Axis| (axis.kernel, axis.stride, axis.padding) == (1, 1, [0; 2]);
+        let pixels = self.sizes.pixels_in;
+        if groups > 1 || batch == 0 || pixels == 0 || !axes.iter().all(point) {
+            return None;
+        }
+        let (bias, activation) = (epilogue.1.bias, epilogue.1.activation);
+        let desc = match (layout, pass) {
+            (Layout::ChannelsLast, Pass::Forward) => {
+                GemmDesc::new(dtype, [batch * pixels, filters, channels], false, true)
+            }
+            (Layout::ChannelsLast, Pass::BackwardX) => {
+                GemmDesc::new(dtype, [batch * pixels, channels, filters], false, false)
+            }
+            (Layout::ChannelsLast, Pass::BackwardWeight) => {
+                GemmDesc::new(dtype, [filters, channels, batch * pixels], true, false)
+            }
+            // Biases of products belong to columns.
+            (Layout::ChannelsFirst, _) if bias => return None,
+            (Layout::ChannelsFirst, Pass::BackwardWeight) => return None,
+            (Layout::ChannelsFirst, _) => {
+                // Rows that begin anywhere are for products of another layout, where there are better ones.
+                let aligned = (pixels * dtype.bytes()).is_multiple_of(WIDE as usize);
+                if wide && !aligned && self.target.sm == 90 && dtype.bytes() == 2 {
+                    return None;
+                }
+                let desc = match pass {
+                    Pass::Forward => GemmDesc::new(dtype, [filters, pixels, channels], false, false),
+                    _ => GemmDesc::new(dtype, [channels, pixels, filters], true, false),
+                };
+                // Every image has the same weight.
+                GemmDesc { batch, stride_a: 0, ..desc }
+            }
+        };
+        Some(GemmDesc { bias, activation, ..desc })
+    }
+
+    /// The steps of a pass as products of matrices, if it is one.
+    pub(super) fn pointwise(
+        &mut self,
+        pass: Pass,
+        tensors: &Tensors,
+        epilogue: &Epilogue,
+        wide: bool,
+    ) -> Result<Option<Vec<LaunchStep>>, PlanError> {
+        let Some(desc) = self.product_of_matrices(pass, (wide, epilogue)) else { return Ok(None) };
+        let plan = desc.plan(self.target)?;
+        let variants = plan.variants();
+        let Some(variant) = (if wide { variants.first() } else { variants.last() }) else { return Ok(None) };
+        let bytes = usize::try_from(plan.workspace_bytes()).unwrap_or(usize::MAX);
+        let (at, _) = self.reserve(self.base, bytes)?;
+        let (image, other) = (value_of(&tensors.image), value_of(&tensors.other));
+        // The weight is the left factor where pixels are columns, and `dy` in the gradient of the weight.
+        let swapped = self.conv.layout == Layout::ChannelsFirst || pass == Pass::BackwardWeight;
+        let (a, b) = if swapped { (other, image) } else { (image, other) };
+        type Args<'a> = GemmArgs<'a>;
+        let places = [
+            (value_of(&Args::a.arg::<Elem>()), a),
+            (value_of(&Args::b.arg::<Elem>()), b),
+            (value_of(&Args::bias.arg::<Elem>()), value_of(&tensors.bias)),
+            (value_of(&Args::y.arg::<Elem>()), value_of(&tensors.y_at(0))),
+            (value_of(&Args::workspace.arg::<Elem>()), value_of(&self.workspace.arg_at::<Elem>(at as u64))),
+        ];
+        let own = |step: &LaunchStep| {
+            let args = step.args().iter().map(|value| rebound(value, &places)).collect();
+            step.clone().with_args(args)
+        };
+        Ok(Some(variant.steps.iter().map(own).collect()))
+    }
+}

@@ -1,0 +1,140 @@
+//! Convolutions and their gradients.
+
+use warpwright_ops::activation::Activation;
+use warpwright_ops::conv::tuning::PersistentConfig;
+use warpwright_ops::conv::{Axis, Conv, ConvBackwardDesc, ConvDesc, Layout};
+use warpwright_ops::{Operation, PlanError};
+use warpwright_ptx::DType;
+
+use crate::harness::{Survivor, Sweep, TARGET, plain, plans};
+use crate::products::FENCE_OF_COPIES;
+
+const FIRST: Layout = Layout::ChannelsFirst;
+const LAST: Layout = Layout::ChannelsLast;
+
+/// Two dimensions of this side, kernel, stride and padding.
+fn square(side: usize, kernel: usize, stride: usize, padding: usize) -> [Axis; 3] {
+    let axis = Axis::new(side, kernel).with(stride, padding, 1);
+    [Axis::ONE, axis, axis]
+}
+
+fn conv(dtype: DType, sizes: [usize; 3], groups: usize, axes: [Axis; 3], layout: Layout) -> Conv {
+    Conv { groups, axes, layout, weight_layout: layout, ..Conv::new(dtype, sizes, Axis::ONE, Axis::ONE) }
+}
+
+const SURVIVORS: &[Survivor] = &[
+    Survivor::missed("_wgp_", "@publish_mbarriers()", FENCE_OF_COPIES),
+    Survivor::equivalent(
+        "_scattered",
+        "// A warp stores the rows that it has written. k.@warp_barrier();",
+        "elements of 16 bits go to the panel by an instruction at which all lanes meet",
+    ),
+];
+const ACTIVATIONS: [Option<Activation>; 7] = [
+    None,
+    Some(Activation::Relu),
+    Some(Activation::Silu),
+    Some(Activation::GeluErf),
+    Some(Activation::GeluTanh),
+    Some(Activation::Sigmoid),
+    Some(Activation::Tanh),
+];
+
+/// Both directions of convolutions, with functions of the sums where no tile is asked for.
+fn check(convs: &[Conv], config: Option<PersistentConfig>, skipped: fn(&str) -> bool) {
+    let sweep = Sweep { skipped, survivors: SURVIVORS, by_line: true, ..Sweep::new(plain) };
+    let all: Vec<usize> = (0..convs.len()).collect();
+    let right = |plan: Result<_, PlanError>| plan.expect("plan");
+    let forward = plans(&all, |i| {
+        let function = ACTIVATIONS[i % ACTIVATIONS.len()];
+        let (bias, activation) = if config.is_some() { (false, None) } else { (i % 3 == 0, function) };
+        let desc = ConvDesc { conv: convs[i], bias, activation };
+        right(config.map_or_else(|| desc.plan(TARGET), |config| desc.plan_with(TARGET, config)))
+    });
+    sweep.check(&forward);
+    let right = |plan: Result<_, PlanError>| plan.expect("plan");
+    let backward = plans(&all, |i| {
+        let desc = ConvBackwardDesc { conv: convs[i], dx: true, dweight: true, dbias: i % 2 == 0 };
+        right(config.map_or_else(|| desc.plan(TARGET), |config| desc.plan_with(TARGET, config)))
+    });
+    sweep.check(&backward);
+}
+
+/// Pixels of rows and images that end within a tile, channels and filters too, and a common dimension that several blocks share.
+fn gathered(layout: Layout) {
+    let axes = [
+        Axis::ONE,
+        Axis { input: 6, kernel: 3, stride: 2, padding: [2, 0], dilation: 1 },
+        Axis { input: 9, kernel: 2, stride: 1, padding: [0, 3], dilation: 3 },
+    ];
+    let cube = [Axis::new(4, 3).with(1, 1, 1), Axis::new(5, 2).with(2, 0, 2), Axis::new(6, 3).with(1, 1, 1)];
+    let convs = [
+        conv(DType::F32, [2, 5, 7], 1, axes, layout),
+        conv(DType::F32, [1, 4, 6], 2, cube, layout),
+        conv(DType::F32, [2, 1, 70], 1, square(23, 2, 1, 0), layout),
+        conv(DType::F32, [1, 33, 65], 1, square(3, 2, 1, 1), layout),
+    ];
+    check(&convs, None, |name| !name.contains("_gather") && !name.contains("_bias_"));
+}
+
+#[test]
+#[ignore = "nightly: mutation-products"]
+fn defects_of_gathered_images_are_noticed() {
+    gathered(LAST);
+    gathered(FIRST);
+}
+
+#[test]
+fn defects_of_depthwise_kernels_are_noticed() {
+    let convs = [
+        conv(DType::F32, [2, 8, 8], 8, square(19, 3, 1, 1), LAST),
+        conv(DType::F32, [1, 70, 70], 70, square(9, 3, 1, 0), LAST),
+        conv(DType::F32, [2, 4, 4], 4, square(11, 3, 1, 2), LAST),
+    ];
+    // Each function of the sums, with a bias and without.
+    let functions = (0..12).map(|_| conv(DType::F32, [1, 4, 4], 4, square(5, 3, 1, 1), LAST));
+    let convs: Vec<Conv> = convs.into_iter().chain(functions).collect();
+    check(&convs, None, |name| !name.contains("_depthwise_") && !name.contains("_sum_"));
+}
+
+/// A tile of two warpgroups, with as few stages as there can be.
+const SMALL: PersistentConfig =
+    PersistentConfig { rows: 128, cols: 64, groups: 2, stages: 2, cluster: 1, height: 2 };
+
+#[test]
+#[ignore = "nightly: mutation-products"]
+fn defects_of_products_of_images_are_noticed() {
+    let cube = [Axis::new(3, 3).with(1, 1, 1), Axis::new(5, 2).with(2, 0, 1), Axis::new(9, 3).with(1, 1, 1)];
+    let convs = [
+        conv(DType::BF16, [2, 72, 80], 1, square(9, 3, 1, 1), LAST),
+        conv(DType::BF16, [1, 64, 128], 1, square(13, 3, 2, 1), LAST),
+        conv(DType::BF16, [2, 8, 128], 1, cube, LAST),
+        conv(DType::BF16, [2, 16, 192], 1, square(8, 4, 4, 0), LAST),
+        conv(DType::BF16, [1, 136, 8], 1, square(7, 1, 1, 0), LAST),
+        // More tiles than there are blocks: of pixels, and of taps.
+        conv(DType::BF16, [2, 8, 8], 1, square(95, 1, 1, 0), LAST),
+        conv(DType::BF16, [1, 8, 64], 1, square(29, 12, 1, 0), LAST),
+        conv(DType::BF16, [1, 64, 8], 1, square(29, 12, 1, 0), LAST),
+        conv(DType::BF16, [1, 8, 8], 1, [Axis::new(27, 1), Axis::new(27, 2), Axis::new(27, 1)], LAST),
+        conv(DType::BF16, [1, 8, 64], 1, [Axis::new(12, 5), Axis::new(12, 5), Axis::new(12, 6)], LAST),
+        conv(DType::BF16, [1, 64, 8], 1, [Axis::new(12, 5), Axis::new(12, 5), Axis::new(12, 6)], LAST),
+    ];
+    // Sums of parts are stored as results are, by the same lines, of too few tiles here.
+    check(&convs, Some(SMALL), |name| !name.contains("_wgp_") || name.contains("_split"));
+}
+
+#[test]
+fn defects_of_changes_of_layout_are_noticed() {
+    let convs = [
+        conv(DType::BF16, [2, 70, 67], 1, square(9, 2, 1, 0), FIRST),
+        conv(DType::BF16, [2, 3, 9], 1, square(11, 7, 2, 3), FIRST),
+        conv(DType::BF16, [1, 5, 12], 1, square(6, 3, 1, 1), LAST),
+        conv(DType::F32, [2, 6, 6], 6, square(9, 3, 1, 1), FIRST),
+        conv(DType::BF16, [2, 70, 66], 1, square(10, 2, 1, 0), FIRST),
+    ];
+    check(&convs, None, |name| {
+        !["_relayout_", "_reorder_", "_pack_taps_", "_sum_", "_finish_"]
+            .iter()
+            .any(|part| name.contains(part))
+    });
+}

@@ -1,0 +1,109 @@
+//! What plans of convolutions refuse, and which kernels they hold.
+
+use warpwright_ops::activation::Activation;
+use warpwright_ops::conv::{Axis, Conv, ConvBackwardDesc, ConvDesc, Layout};
+use warpwright_ops::{Operation, Plan, PlanError};
+use warpwright_ptx::{DType, Target};
+
+const TARGET: Target = Target::sm(90);
+
+fn square(dtype: DType, sizes: [usize; 3], side: usize, kernel: usize) -> Conv {
+    let axis = Axis::new(side, kernel).with(1, kernel / 2, 1);
+    Conv::new(dtype, sizes, axis, axis)
+}
+
+/// The field that a plan refuses, and what was there.
+fn refused(conv: Conv) -> (&'static str, String) {
+    match ConvDesc::new(conv).plan(TARGET) {
+        Err(PlanError::Parameter { parameter, got, .. }) => (parameter, got),
+        other => panic!("{conv:?}: {other:?}"),
+    }
+}
+
+fn kernels<O: Operation>(plan: &Plan<O>) -> Vec<String> {
+    plan.steps().iter().map(|step| step.kernel().name().to_owned()).collect()
+}
+
+#[test]
+fn sizes_that_have_no_meaning_are_refused() {
+    let conv = square(DType::F32, [2, 6, 8], 9, 3);
+    let with = |change: fn(&mut Conv)| {
+        let mut conv = conv;
+        change(&mut conv);
+        refused(conv)
+    };
+    assert_eq!(with(|conv| conv.channels = 0), ("channels", "0".into()));
+    assert_eq!(with(|conv| conv.filters = 0), ("filters", "0".into()));
+    assert_eq!(with(|conv| conv.groups = 0), ("groups", "0".into()));
+    assert_eq!(with(|conv| conv.groups = 4), ("channels", "6".into()));
+    assert_eq!(with(|conv| conv.groups = 3), ("filters", "8".into()));
+    assert_eq!(with(|conv| conv.axes[1].kernel = 0), ("kernel", "0".into()));
+    assert_eq!(with(|conv| conv.axes[2].stride = 0), ("stride", "0".into()));
+    assert_eq!(with(|conv| conv.axes[2].dilation = 0), ("dilation", "0".into()));
+    assert_eq!(with(|conv| conv.axes[2].kernel = 12), ("kernel", "12".into()));
+    assert_eq!(with(|conv| conv.axes[2].dilation = 6).0, "kernel");
+    assert_eq!(with(|conv| conv.axes[2].padding = [usize::MAX, 1]).0, "padding");
+    assert_eq!(with(|conv| conv.axes[1].input = usize::MAX).0, "padding");
+    assert_eq!(with(|conv| conv.batch = 1 << 31).0, "batch");
+    assert_eq!(with(|conv| (conv.channels, conv.groups) = (1 << 30, 2)).0, "channels");
+    let leaky = ConvDesc {
+        activation: Some(Activation::LeakyRelu { negative_slope: 0.1.into() }),
+        ..ConvDesc::new(conv)
+    };
+    assert!(matches!(leaky.plan(TARGET), Err(PlanError::Parameter { parameter: "activation", .. })));
+    let integers = ConvDesc::new(Conv { dtype: DType::I32, ..conv });
+    assert!(matches!(integers.plan(TARGET), Err(PlanError::DType { tensor: "x", got: DType::I32, .. })));
+}
+
+#[test]
+fn tensors_may_have_more_than_2_31_elements() {
+    let conv = square(DType::BF16, [1 << 12, 64, 64], 256, 3);
+    let plan = ConvDesc::new(conv).plan(TARGET).expect("plan");
+    assert_eq!(plan.tensor("x").expect("an input").len, 1 << 34);
+    let first = Conv { layout: Layout::ChannelsFirst, weight_layout: Layout::ChannelsFirst, ..conv };
+    let plan = ConvDesc::new(first).plan(TARGET).expect("plan");
+    assert!(plan.workspace_bytes() >= 2 << 35);
+}
+
+/// Shapes are arguments: kernels are recorded for configurations.
+#[test]
+fn shapes_of_a_kind_have_one_kernel() {
+    for (dtype, groups) in [(DType::BF16, 1), (DType::F32, 1), (DType::F32, 64)] {
+        let of = |batch: usize, side: usize| {
+            let conv = Conv { groups, ..square(dtype, [batch, 64, 64], side, 3) };
+            let backward = ConvBackwardDesc { conv, dx: true, dweight: true, dbias: true };
+            let forward = ConvDesc::new(conv).plan(TARGET).expect("plan");
+            (kernels(&forward), kernels(&backward.plan(TARGET).expect("plan")))
+        };
+        assert_eq!(of(32, 40), of(33, 41), "{dtype}, {groups} groups");
+    }
+}
+
+/// What is not asked for is neither computed nor an argument.
+#[test]
+fn only_the_gradients_that_are_wanted_are_computed() {
+    let conv = square(DType::BF16, [2, 64, 64], 14, 3);
+    let launches = |dx, dweight, dbias| {
+        let plan = ConvBackwardDesc { conv, dx, dweight, dbias }.plan(TARGET).expect("plan");
+        let present = |name: &str| plan.tensor(name).is_some();
+        assert_eq!(["dx", "dweight", "dbias"].map(present), [dx, dweight, dbias]);
+        assert_eq!(["x", "weight"].map(present), [dweight, dx]);
+        kernels(&plan)
+    };
+    let all = launches(true, true, true);
+    let each = [launches(true, false, false), launches(false, true, false), launches(false, false, true)];
+    assert_eq!(all, each.concat());
+    assert!(launches(false, false, false).is_empty());
+}
+
+/// Patches that do not overlap are read as larger pixels: no tap is a slice that is mostly zeros.
+#[test]
+fn patches_are_for_tensor_cores() {
+    let axis = Axis::new(224, 16).with(16, 0, 1);
+    let conv = Conv::new(DType::BF16, [8, 3, 768], axis, axis);
+    let backward = ConvBackwardDesc { conv, dx: true, dweight: true, dbias: false };
+    let (forward, backward) = (ConvDesc::new(conv).plan(TARGET), backward.plan(TARGET));
+    let all = [kernels(&forward.expect("plan")), kernels(&backward.expect("plan"))].concat();
+    assert_eq!(all.iter().filter(|name| name.contains("_wgp_")).count(), 3, "{all:?}");
+    assert!(all.iter().all(|name| !name.contains("_gather")), "{all:?}");
+}

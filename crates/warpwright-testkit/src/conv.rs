@@ -1,0 +1,333 @@
+//! Cases of convolutions and their gradients.
+
+use std::sync::Arc;
+
+use warpwright_ops::activation::{Activation, reference as activation};
+use warpwright_ops::conv::reference::{Scaled, View};
+use warpwright_ops::conv::tuning::{self, PersistentConfig};
+use warpwright_ops::conv::{Axis, Conv, ConvArgs, ConvBackwardArgs, ConvBackwardDesc, ConvDesc, Layout};
+use warpwright_ops::plan::TensorSpec;
+use warpwright_ops::{Direction, Operation};
+use warpwright_ptx::DType;
+
+use crate::budget;
+use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject};
+use crate::inputs::Input;
+use crate::measure::{Comparison, Expected};
+use crate::storage;
+
+#[derive(Clone, Debug)]
+struct Subjected {
+    conv: Conv,
+    direction: Direction,
+    bias: bool,
+    activation: Option<Activation>,
+    /// The gradients that are asked for: of `x`, the weight and the bias.
+    wanted: [bool; 3],
+    /// Whether there are NaN and infinities in an image.
+    special: bool,
+    /// Elements past an aligned address.
+    lead: usize,
+    /// The tile, where the target has it; otherwise the one that is chosen for the sizes.
+    config: Option<PersistentConfig>,
+}
+
+const FIRST: Layout = Layout::ChannelsFirst;
+const LAST: Layout = Layout::ChannelsLast;
+
+/// Every case of the family.
+pub(crate) fn cases(scope: Scope) -> Vec<Case> {
+    let mut out = Vec::new();
+    for direction in [Direction::Forward, Direction::Backward] {
+        for dtype in DType::FLOATS {
+            for subject in situations(direction, dtype, scope) {
+                let Conv { batch, channels, filters, groups, axes, layout, weight_layout, .. } = subject.conv;
+                let axes: Vec<String> = axes.iter().filter(|axis| **axis != Axis::ONE).map(name_of).collect();
+                let input = format!(
+                    "{} {}, weight {}, {groups} groups{}{}{}{}{}{}",
+                    layout.name(),
+                    axes.join(" "),
+                    weight_layout.name(),
+                    if subject.bias { ", bias" } else { "" },
+                    subject.activation.map_or(String::new(), |f| format!(", {}", f.name())),
+                    if subject.wanted == [true; 3] {
+                        String::new()
+                    } else {
+                        format!(", {:?}", subject.wanted)
+                    },
+                    subject.config.map_or(String::new(), |c| format!(", {}", c.name())),
+                    if subject.special { ", special" } else { "" },
+                    if subject.lead > 0 { ", misaligned" } else { "" },
+                );
+                out.push(Case {
+                    op: "conv",
+                    direction,
+                    dtype,
+                    shape: vec![batch, channels, filters],
+                    input,
+                    budget: budget::normalised(dtype),
+                    subject: Arc::new(subject),
+                });
+            }
+        }
+    }
+    out
+}
+
+/// A dimension as `input/kernel`, with what is not usual.
+fn name_of(axis: &Axis) -> String {
+    let Axis { input, kernel, stride, padding: [before, behind], dilation } = *axis;
+    format!("{input}/{kernel} s{stride} p{before},{behind} d{dilation}")
+}
+
+fn situations(direction: Direction, dtype: DType, scope: Scope) -> Vec<Subjected> {
+    let mut all = Vec::new();
+    let with =
+        |sizes: [usize; 3], groups: usize, axes: [Axis; 3], (layout, weight_layout): (Layout, Layout)| {
+            let conv =
+                Conv { groups, axes, layout, weight_layout, ..Conv::new(dtype, sizes, Axis::ONE, Axis::ONE) };
+            let bias = direction == Direction::Backward;
+            let (activation, wanted) = (None, [true; 3]);
+            Subjected { conv, direction, bias, activation, wanted, special: false, lead: 0, config: None }
+        };
+    let square = |side: usize, kernel: usize, stride, padding, dilation| {
+        let axis = Axis::new(side, kernel).with(stride, padding, dilation);
+        [Axis::ONE, axis, axis]
+    };
+    let uneven = [
+        Axis::ONE,
+        Axis { input: 6, kernel: 3, stride: 2, padding: [2, 0], dilation: 1 },
+        Axis { input: 9, kernel: 2, stride: 1, padding: [0, 3], dilation: 3 },
+    ];
+    let cube = [Axis::new(4, 3).with(1, 1, 1), Axis::new(5, 2).with(2, 0, 2), Axis::new(6, 3).with(1, 1, 1)];
+    for layouts in [(LAST, LAST), (FIRST, FIRST), (LAST, FIRST), (FIRST, LAST)] {
+        all.push(with([2, 5, 7], 1, square(7, 3, 1, 1, 1), layouts));
+        all.push(with([1, 8, 16], 1, uneven, layouts));
+        all.push(with([2, 6, 9], 3, square(6, 3, 2, 1, 1), layouts));
+        all.push(with([1, 4, 8], 4, cube, layouts));
+        all.push(with([2, 72, 40], 1, square(5, 3, 1, 1, 1), layouts));
+    }
+    let both = (LAST, LAST);
+    // One dimension, a kernel as large as the image, patches, points, and a stride beyond the kernel, between whose taps are pixels that
+    // nothing comes from.
+    all.push(with([2, 16, 24], 1, [Axis::ONE, Axis::ONE, Axis::new(70, 4).with(1, 3, 2)], both));
+    all.push(with([3, 8, 8], 1, square(4, 4, 1, 0, 1), both));
+    all.push(with([2, 3, 32], 1, square(8, 4, 4, 0, 1), (FIRST, FIRST)));
+    all.push(with([2, 2, 24], 1, square(8, 4, 4, 0, 1), (FIRST, FIRST)));
+    all.push(with([2, 2, 24], 1, square(8, 4, 4, 0, 1), (FIRST, LAST)));
+    all.push(with([1, 6, 8], 1, square(9, 2, 2, 0, 1), (LAST, FIRST)));
+    all.push(with([2, 64, 72], 1, square(6, 1, 1, 0, 1), both));
+    all.push(with([2, 16, 8], 1, square(9, 2, 3, 0, 1), both));
+    // Points: products of matrices as they lie.
+    for (layouts, side) in [(both, 5), ((FIRST, FIRST), 4), ((FIRST, LAST), 3)] {
+        all.push(with([3, 24, 17], 1, square(side, 1, 1, 0, 1), layouts));
+        all.push(with([1, 72, 40], 1, square(side * 2, 1, 1, 0, 1), layouts));
+    }
+    // Few channels, whose taps are packed.
+    all.push(with([2, 3, 16], 1, square(11, 7, 2, 3, 1), (FIRST, FIRST)));
+    all.push(with([1, 4, 12], 1, square(9, 5, 1, 2, 2), both));
+    // Depthwise, with more filters than channels too.
+    all.push(with([2, 12, 12], 12, square(6, 3, 1, 1, 1), both));
+    all.push(with([2, 5, 5], 5, square(7, 3, 2, 1, 1), both));
+    all.push(with([1, 36, 36], 36, square(19, 7, 1, 3, 1), both));
+    all.push(with([2, 8, 8], 8, square(9, 5, 2, 2, 1), both));
+    all.push(with([1, 8, 8], 8, [Axis::ONE, Axis::ONE, Axis::new(21, 4).with(2, 3, 1)], both));
+    all.push(with([1, 4, 4], 4, square(12, 3, 2, 0, 1), (LAST, FIRST)));
+    all.push(with(
+        [1, 4, 4],
+        4,
+        [Axis::ONE, Axis::new(9, 2).with(1, 1, 1), Axis::new(8, 5).with(1, 4, 1)],
+        both,
+    ));
+    all.push(with([1, 4, 4], 4, square(9, 3, 3, 1, 1), both));
+    all.push(with([1, 6, 12], 6, square(7, 5, 2, 2, 1), (FIRST, FIRST)));
+    // Nothing in the images, or no images.
+    all.push(with([0, 8, 8], 1, square(4, 3, 1, 1, 1), both));
+    all.push(with(
+        [2, 8, 8],
+        1,
+        [Axis::ONE, Axis::new(0, 2).with(1, 1, 1), Axis::new(4, 3).with(1, 1, 1)],
+        both,
+    ));
+    all.push(Subjected { lead: 1, ..with([2, 16, 16], 1, square(5, 3, 1, 1, 1), both) });
+    // Zeros of the padding make NaN of an infinite `dy` in the gradient of the weight.
+    let padding = usize::from(direction == Direction::Forward);
+    all.push(Subjected { special: true, ..with([2, 16, 24], 1, square(5, 3, 1, padding, 1), both) });
+    all.push(Subjected { special: true, ..with([2, 6, 4], 2, square(5, 3, 2, padding, 1), (FIRST, FIRST)) });
+    if direction == Direction::Forward {
+        for (activation, layouts) in [(Activation::Relu, both), (Activation::Silu, (FIRST, FIRST))] {
+            for kernel in [1, 3] {
+                let plain = with([2, 16, 24], 1, square(6, kernel, 1, kernel / 2, 1), layouts);
+                all.push(Subjected { bias: true, activation: Some(activation), ..plain.clone() });
+                all.push(Subjected { activation: Some(activation), ..plain });
+            }
+        }
+        all.push(Subjected { bias: true, ..with([2, 16, 21], 1, square(6, 3, 1, 1, 1), both) });
+        // So deep and small that blocks share the common dimension.
+        for filters in [16, 9] {
+            let deep = with([1, 264, filters], 1, square(4, 3, 1, 1, 1), both);
+            all.push(Subjected { bias: true, activation: Some(Activation::Relu), ..deep });
+        }
+    } else {
+        let plain = || with([2, 16, 24], 1, square(6, 3, 1, 1, 1), both);
+        for wanted in [[true, false, false], [false, true, false], [false, false, true], [false; 3]] {
+            all.push(Subjected { wanted, ..plain() });
+        }
+        // So many pixels that several blocks share them.
+        all.push(with([2, 16, 8], 1, square(26, 3, 1, 1, 1), both));
+        all.push(with([2, 3, 5], 1, square(30, 3, 1, 1, 1), (FIRST, FIRST)));
+    }
+    // Every tile of sm_90a: more than a round of its ring, whole tiles and others.
+    if dtype.bytes() == 2 {
+        for config in tuning::configs() {
+            let (rows, cols) = (config.rows as usize, config.cols as usize);
+            let side = (rows as f64).sqrt() as usize + 3;
+            for (channels, filters) in [(72, cols + 8), (64, 40)] {
+                let (channels, filters) = match direction {
+                    Direction::Forward => (channels, filters),
+                    // Columns are channels.
+                    Direction::Backward => (filters, channels),
+                };
+                let axes = square(side, 3, 1, 1, 1);
+                all.push(Subjected { config: Some(config), ..with([1, channels, filters], 1, axes, both) });
+            }
+        }
+    }
+    if scope == Scope::Full {
+        for channels in 1..=9 {
+            for layouts in [both, (FIRST, FIRST)] {
+                all.push(with([2, channels, 8], 1, square(6, 3, 1, 1, 1), layouts));
+                all.push(with([1, 8, channels], 1, square(6, 3, 2, 1, 1), layouts));
+                all.push(with([1, 16 * channels, 8 * channels], 1, square(5, 2, 1, 1, 2), layouts));
+            }
+        }
+        for kernel in 1..=7 {
+            for stride in 1..=4 {
+                for padding in 0..=kernel {
+                    all.push(with([1, 16, 8], 1, square(8, kernel, stride, padding, 1), both));
+                }
+            }
+        }
+    }
+    all
+}
+
+impl Subjected {
+    fn values(&self, len: usize, salt: u64) -> Vec<f64> {
+        let values = Input::Normal.values(len, salt << 32 | len as u64);
+        values.into_iter().map(|v| storage::round(self.conv.dtype, v)).collect()
+    }
+
+    /// An image with numbers that nothing cancels.
+    fn image(&self, len: usize, salt: u64) -> Vec<f64> {
+        let mut values = self.values(len, salt);
+        if self.special {
+            values.iter_mut().step_by(61).for_each(|v| *v = f64::NAN);
+            values.iter_mut().skip(7).step_by(83).for_each(|v| *v = f64::INFINITY);
+        }
+        values
+    }
+
+    fn expected(&self, sums: Vec<Scaled>) -> Vec<Expected> {
+        let of = |(value, scale): Scaled| {
+            let value = self.activation.map_or(value, |f| activation::forward(f, value));
+            Expected { value, scale, underflow: 0.0 }
+        };
+        sums.into_iter().map(of).collect()
+    }
+
+    fn forward(&self, bench: &mut Bench<'_>, view: &View<'_>) -> Result<Comparison, CaseError> {
+        let desc = ConvDesc { conv: self.conv, bias: self.bias, activation: self.activation };
+        let plan = match self.config.filter(|_| bench.target().sm == 90) {
+            Some(config) => desc.plan_with(bench.target(), config)?,
+            None => desc.plan(bench.target())?,
+        };
+        let len = |name: &str| plan.tensor(name).map_or(0, |spec| spec.len);
+        let (dtype, lead) = (self.conv.dtype, self.lead);
+        let (x_values, weight_values) = (self.image(len("x"), 1), self.values(len("weight"), 2));
+        let bias_values = self.bias.then(|| self.values(self.conv.filters, 3));
+        let x = bench.input("x", dtype, &x_values, lead)?;
+        let weight = bench.input("weight", dtype, &weight_values, lead)?;
+        let bias = bench.optional_input("bias", dtype, bias_values.as_ref(), lead)?;
+        let mut y = bench.output("y", dtype, len("y"), lead)?;
+        let mut workspace = workspace(bench, plan.tensor("workspace"))?;
+        bench.launch(|stream| {
+            let args = ConvArgs {
+                x: x.view()?,
+                weight: weight.view()?,
+                bias: bias.as_ref().map(Placed::view).transpose()?,
+                y: y.view_mut()?,
+                workspace: workspace.as_mut().map(Placed::view_mut).transpose()?,
+            };
+            Ok(plan.launch(stream, args)?)
+        })?;
+        let expected = view.forward(&x_values, &weight_values, bias_values.as_deref());
+        bench.compare(&y, &self.expected(expected))
+    }
+
+    fn backward(&self, bench: &mut Bench<'_>, view: &View<'_>) -> Result<Comparison, CaseError> {
+        let [dx, dweight, dbias] = self.wanted;
+        let desc = ConvBackwardDesc { conv: self.conv, dx, dweight, dbias };
+        let plan = match self.config.filter(|_| bench.target().sm == 90) {
+            Some(config) => desc.plan_with(bench.target(), config)?,
+            None => desc.plan(bench.target())?,
+        };
+        let (dtype, lead) = (self.conv.dtype, self.lead);
+        let len = |name: &str| plan.tensor(name).map_or(0, |spec| spec.len);
+        let dy_values = self.image(len("dy"), 3);
+        let x_values = dweight.then(|| self.values(len("x"), 1));
+        let weight_values = dx.then(|| self.values(len("weight"), 2));
+        let dy = bench.input("dy", dtype, &dy_values, lead)?;
+        let x = bench.optional_input("x", dtype, x_values.as_ref(), lead)?;
+        let weight = bench.optional_input("weight", dtype, weight_values.as_ref(), lead)?;
+        let output = |name, wanted| bench.optional_output(name, dtype, (len(name), lead), wanted);
+        let (mut to_x, mut to_weight) = (output("dx", dx)?, output("dweight", dweight)?);
+        let mut to_bias = output("dbias", dbias)?;
+        let mut workspace = workspace(bench, plan.tensor("workspace"))?;
+        bench.launch(|stream| {
+            let args = ConvBackwardArgs {
+                x: x.as_ref().map(Placed::view).transpose()?,
+                weight: weight.as_ref().map(Placed::view).transpose()?,
+                dy: dy.view()?,
+                dx: to_x.as_mut().map(Placed::view_mut).transpose()?,
+                dweight: to_weight.as_mut().map(Placed::view_mut).transpose()?,
+                dbias: to_bias.as_mut().map(Placed::view_mut).transpose()?,
+                workspace: workspace.as_mut().map(Placed::view_mut).transpose()?,
+            };
+            Ok(plan.launch(stream, args)?)
+        })?;
+        let mut all = Comparison::default();
+        if let (Some(dx), Some(weight)) = (&to_x, &weight_values) {
+            all = all.merge(bench.compare(dx, &self.expected(view.dx(weight, &dy_values)))?);
+        }
+        if let (Some(dweight), Some(x)) = (&to_weight, &x_values) {
+            all = all.merge(bench.compare(dweight, &self.expected(view.dweight(x, &dy_values)))?);
+        }
+        if let Some(dbias) = &to_bias {
+            all = all.merge(bench.compare(dbias, &self.expected(view.dbias(&dy_values)))?);
+        }
+        Ok(all)
+    }
+}
+
+fn workspace(bench: &Bench<'_>, spec: Option<&TensorSpec>) -> Result<Option<Placed>, CaseError> {
+    spec.map(|spec| bench.output(TensorSpec::WORKSPACE, spec.dtype, spec.len, 0)).transpose()
+}
+
+impl Subject for Subjected {
+    fn layout(&self) -> String {
+        self.config.map_or(String::new(), |config| config.name())
+    }
+
+    fn run(&self, bench: &mut Bench<'_>) -> Result<Comparison, CaseError> {
+        let Some(view) = View::new(&self.conv) else {
+            // What has no outputs has no plan.
+            ConvDesc::new(self.conv).plan(bench.target())?;
+            return Ok(Comparison::default());
+        };
+        match self.direction {
+            Direction::Forward => self.forward(bench, &view),
+            Direction::Backward => self.backward(bench, &view),
+        }
+    }
+}

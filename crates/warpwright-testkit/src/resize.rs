@@ -1,0 +1,178 @@
+//! Cases of images at other extents.
+
+use std::sync::Arc;
+
+use warpwright_ops::plan::Real;
+use warpwright_ops::resize::sampling::Sampling;
+use warpwright_ops::resize::{
+    Layout, Mode, ResizeArgs, ResizeBackwardArgs, ResizeBackwardDesc, ResizeDesc, reference,
+};
+use warpwright_ops::{Direction, Operation};
+use warpwright_ptx::DType;
+
+use crate::budget;
+use crate::case::{Bench, Case, CaseError, Scope, Subject};
+use crate::images::by_plane;
+use crate::inputs::Input;
+use crate::measure::{Comparison, Expected};
+use crate::storage;
+
+#[derive(Debug)]
+struct ResizeSubject {
+    direction: Direction,
+    desc: ResizeDesc,
+    axes: [Sampling; 3],
+    /// Whether there are infinities and NaN among the elements.
+    special: bool,
+    lead: usize,
+}
+
+/// Every case of the family.
+pub(crate) fn cases(scope: Scope) -> Vec<Case> {
+    let mut out = Vec::new();
+    for dtype in DType::FLOATS {
+        for (number, desc) in situations(scope, dtype).into_iter().enumerate() {
+            let axes = desc.sampling().expect("the cases are in order");
+            for direction in [Direction::Forward, Direction::Backward] {
+                let special = number % 4 == 2;
+                let words = if special { ", special" } else { "" };
+                let ResizeDesc { batch, channels, input, output, mode, align_corners, .. } = desc;
+                out.push(Case {
+                    op: "resize",
+                    direction,
+                    dtype,
+                    shape: vec![batch, channels, input[0], input[1], input[2]],
+                    input: format!(
+                        "{:?}, {mode:?}, corners {align_corners}, to {output:?}{words}",
+                        desc.layout
+                    ),
+                    // Cells of the input have many copies.
+                    budget: budget::elementwise(dtype).of_alike(),
+                    subject: Arc::new(ResizeSubject {
+                        direction,
+                        desc: desc.clone(),
+                        axes,
+                        special,
+                        lead: usize::from(batch == 3),
+                    }),
+                });
+            }
+        }
+    }
+    out
+}
+
+fn situations(scope: Scope, dtype: DType) -> Vec<ResizeDesc> {
+    let mut all = Vec::new();
+    let mut add = |mode: Mode, align_corners: bool, input: [usize; 3], output: [usize; 3]| {
+        for (layout, batch, channels) in [(Layout::ChannelsFirst, 2, 3), (Layout::ChannelsLast, 2, 16)] {
+            let scale = [None; 3];
+            all.push(ResizeDesc {
+                dtype,
+                layout,
+                batch,
+                channels,
+                input,
+                output,
+                mode,
+                align_corners,
+                scale,
+            });
+        }
+    };
+    for mode in [Mode::Nearest, Mode::NearestExact] {
+        add(mode, false, [1, 5, 6], [1, 10, 12]);
+        add(mode, false, [1, 7, 9], [1, 5, 4]);
+        add(mode, false, [1, 1, 11], [1, 1, 29]);
+        add(mode, false, [2, 3, 4], [5, 4, 7]);
+        add(mode, false, [1, 1, 1], [1, 3, 2]);
+    }
+    for corners in [false, true] {
+        add(Mode::Linear, corners, [1, 5, 6], [1, 10, 12]);
+        add(Mode::Linear, corners, [1, 7, 9], [1, 5, 4]);
+        add(Mode::Linear, corners, [1, 1, 11], [1, 1, 25]);
+        add(Mode::Linear, corners, [3, 3, 4], [5, 2, 7]);
+        add(Mode::Linear, corners, [1, 4, 5], [1, 1, 1]);
+        add(Mode::Linear, corners, [1, 1, 1], [1, 4, 3]);
+        add(Mode::Cubic, corners, [1, 5, 6], [1, 9, 11]);
+        add(Mode::Cubic, corners, [1, 7, 9], [1, 5, 4]);
+        add(Mode::Cubic, corners, [1, 2, 1], [1, 5, 3]);
+        add(Mode::Cubic, corners, [1, 4, 4], [1, 4, 4]);
+    }
+    add(Mode::Linear, false, [1, 3, 3], [1, 30, 31]);
+    if scope == Scope::Full {
+        for mode in [Mode::Nearest, Mode::NearestExact, Mode::Linear, Mode::Cubic] {
+            for (input, output) in
+                [(8, 8), (8, 9), (8, 15), (8, 17), (9, 3), (17, 1), (1, 9), (3, 40), (40, 3)]
+            {
+                add(mode, false, [1, input, input + 1], [1, output, output]);
+            }
+        }
+    }
+    let of = |batch, channels, layout, mode, scale: Option<f64>, input, output| ResizeDesc {
+        dtype,
+        layout,
+        batch,
+        channels,
+        input,
+        output,
+        mode,
+        align_corners: false,
+        scale: [None, scale.map(Real::new), scale.map(Real::new)],
+    };
+    // Steps from factors, which the extents do not have; an address that vectors do not take; nothing.
+    all.extend(
+        [Mode::Nearest, Mode::Linear, Mode::Cubic]
+            .map(|mode| of(3, 8, Layout::ChannelsLast, mode, Some(1.7), [1, 5, 6], [1, 8, 10])),
+    );
+    all.push(of(1, 6, Layout::ChannelsLast, Mode::Linear, Some(0.4), [1, 9, 8], [1, 3, 3]));
+    all.push(of(0, 6, Layout::ChannelsLast, Mode::Linear, None, [1, 9, 8], [1, 3, 3]));
+    all
+}
+
+impl ResizeSubject {
+    fn draw(&self, cells: usize, salt: u64) -> Vec<f64> {
+        let ResizeDesc { dtype, batch, channels, .. } = self.desc;
+        let mut values = Input::Normal.values(batch * channels * cells, salt << 20 | cells as u64);
+        if self.special {
+            let specials = [f64::INFINITY, f64::NAN, 0.0, f64::NEG_INFINITY, -0.0];
+            values.iter_mut().step_by(17).enumerate().for_each(|(i, v)| *v = specials[i % specials.len()]);
+        }
+        values.into_iter().map(|v| storage::round(dtype, v)).collect()
+    }
+}
+
+fn expected(values: Vec<(f64, f64)>) -> Vec<Expected> {
+    values.into_iter().map(|(value, scale)| Expected { value, scale, underflow: 0.0 }).collect()
+}
+
+impl Subject for ResizeSubject {
+    fn run(&self, bench: &mut Bench<'_>) -> Result<Comparison, CaseError> {
+        let ResizeDesc { dtype, layout, batch, channels, .. } = self.desc;
+        let cells =
+            |of: fn(&Sampling) -> u32| -> usize { self.axes.iter().map(|axis| of(axis) as usize).product() };
+        let (input, output) = (cells(|axis| axis.input), cells(|axis| axis.output));
+        if self.direction == Direction::Forward {
+            let plan = self.desc.plan(bench.target())?;
+            let xs = self.draw(input, 1);
+            let values = by_plane(layout, [batch, channels], &xs, [input, output], |x| {
+                expected(reference::forward(&self.axes, x))
+            });
+            let x = bench.input("x", dtype, &xs, self.lead)?;
+            let mut y = bench.output("y", dtype, values.len(), self.lead)?;
+            bench.launch(|stream| Ok(plan.launch(stream, ResizeArgs { x: x.view()?, y: y.view_mut()? })?))?;
+            return bench.compare(&y, &values);
+        }
+        let plan = ResizeBackwardDesc { forward: self.desc.clone() }.plan(bench.target())?;
+        let dys = self.draw(output, 2);
+        let values = by_plane(layout, [batch, channels], &dys, [output, input], |dy| {
+            expected(reference::backward(&self.axes, dy))
+        });
+        let dy = bench.input("dy", dtype, &dys, self.lead)?;
+        let mut dx = bench.output("dx", dtype, values.len(), self.lead)?;
+        bench.launch(|stream| {
+            Ok(plan.launch(stream, ResizeBackwardArgs { dy: dy.view()?, dx: dx.view_mut()? })?)
+        })?;
+        bench.compare(&dx, &values)
+    }
+}
