@@ -23,6 +23,12 @@ Draw = Callable[..., torch.Tensor]
 Function = Callable[..., Any]
 
 
+def channels_last(x: torch.Tensor) -> torch.Tensor:
+    """Images with their channels last in memory, where PyTorch has such a format."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return x.to(memory_format=formats[x.dim()])
+
+
 class Problem:
     """One case: `inputs` of which the first `differentiable` get gradients, PyTorch's function of them, and ours."""
 
@@ -38,7 +44,7 @@ class Problem:
         self.case = case
         self.x = draw(case.shape)
         if case.option("channels_last"):
-            self.x = self.x.to(memory_format=torch.channels_last)
+            self.x = channels_last(self.x)
         self.inputs: list[Any] = [self.x]
 
     def theirs(self, x: torch.Tensor, *rest: Any) -> torch.Tensor:
@@ -406,7 +412,7 @@ class ProblemBench:
             y = self.problem.theirs(*self.problem.inputs)
             self.dy = torch.ones_like(y) if y.dim() == 0 else draw(tuple(y.shape)).to(y.dtype)
             if case.option("channels_last"):
-                self.dy = self.dy.to(memory_format=torch.channels_last)
+                self.dy = channels_last(self.dy)
         self.expected: list[torch.Tensor] | None = None
 
     def contenders(self, compile_others: bool = True) -> dict[str, Contender]:

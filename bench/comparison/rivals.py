@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from .contender import Contender, installed
+from .convolutions import PROBLEMS as CONVOLUTIONS
 from .norms import PROBLEMS as NORMS
 from .norms import ProblemBench
 from .products import PROBLEMS as PRODUCTS
@@ -64,7 +65,7 @@ def bench(case: Case, seed: int = 0) -> Any:
     def draw(shape: tuple[int, ...], dtype: torch.dtype = DTYPES[case.dtype]) -> torch.Tensor:
         return torch.randn(shape, generator=random, device="cuda", dtype=dtype)
 
-    problem = (NORMS | PRODUCTS | RECURRENT).get(case.op)
+    problem = (NORMS | PRODUCTS | RECURRENT | CONVOLUTIONS).get(case.op)
     return ProblemBench(case, draw, problem) if problem else Bench(case, draw)
 
 

@@ -43,6 +43,17 @@ class Case:
         return "tf32" if self.option("precision") == "tf32" else self.dtype
 
     @property
+    def convolution(self) -> tuple[int, int, int, int]:
+        """Elements of the images, the weight and the results of a convolution, and the products that each result is a sum of."""
+        batch, channels, *extents = self.shape
+        filters, kernel = self.option("filters"), self.option("kernel")
+        span = self.option("dilation", 1) * (kernel - 1) + 1
+        room = 2 * self.option("padding", 0) - span
+        outputs = [(extent + room) // self.option("stride", 1) + 1 for extent in extents]
+        terms = channels // self.option("groups", 1) * kernel ** len(extents)
+        return self.elements, filters * terms, batch * filters * math.prod(outputs), terms
+
+    @property
     def elements(self) -> int:
         return math.prod(self.shape)
 
@@ -53,6 +64,9 @@ class Case:
         if self.op == "matmul":
             rows, cols, depth = self.shape
             return (rows * depth + depth * cols + rows * cols) * size
+        if self.op == "conv":
+            # Of each pass one of them is the result.
+            return sum(self.convolution[:3]) * size
         if self.op == "scaled_matmul":
             rows, cols, depth = self.shape
             return (rows + cols) * depth + rows * cols * (4 if self.option("format") == "int8" else size)
@@ -95,6 +109,9 @@ class Case:
             return 2 * math.prod(self.shape)
         if self.op == "grouped_matmul":
             return 2 * math.prod(self.shape[1:])
+        if self.op == "conv":
+            _, _, results, terms = self.convolution
+            return 2 * results * terms
         if self.op in GATES:
             *places, inputs, hidden = self.shape
             forward = 2 * math.prod(places) * GATES[self.op] * hidden * (inputs + hidden)
@@ -116,9 +133,18 @@ def load(path: Path, ops: list[str]) -> Iterator[Case]:
     with open(path, "rb") as f:
         suites = tomllib.load(f)["suite"]
     for suite in suites:
-        options = tuple(sorted(suite.get("options", {}).items()))
+        for part in suite.get("cases", [suite]):
+            yield from _cases(suite, part, ops)
+
+
+def _cases(suite: dict[str, Any], part: dict[str, Any], ops: list[str]) -> Iterator[Case]:
+    """The cases of a part of a suite: of each type, and of images in both orders if the suite says so."""
+    for channels_last in suite.get("channels_last", [None]):
+        options, case = dict(part.get("options", {})), part["case"]
+        if channels_last:
+            options["channels_last"], case = True, f"{case}, channels last"
         for dtype in suite["dtypes"]:
             for op in suite["ops"]:
-                for direction in suite.get("directions", ["forward"]):
+                for direction in part.get("directions", suite.get("directions", ["forward"])):
                     if not ops or op in ops:
-                        yield Case(op, suite["case"], tuple(suite["shape"]), dtype, direction, options)
+                        yield Case(op, case, tuple(part["shape"]), dtype, direction, tuple(sorted(options.items())))

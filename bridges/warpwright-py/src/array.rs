@@ -375,8 +375,12 @@ impl<'py> Argument<'py> {
     /// Whether the elements of an axis are neighbours, and the other axes lie in order around it: an image whose channels
     /// come last.
     pub(crate) fn has_last(&self, axis: usize) -> bool {
-        let mut order: Vec<usize> = (0..self.shape.len()).filter(|i| *i != axis).collect();
-        order.push(axis);
+        self.has_order((0..self.shape.len()).filter(|i| *i != axis).chain([axis]))
+    }
+
+    /// Whether the axes lie in this order without gaps, the first of them outermost.
+    pub(crate) fn has_order(&self, order: impl Iterator<Item = usize>) -> bool {
+        let order: Vec<usize> = order.collect();
         let shape = Vec8::collect(order.iter().map(|i| self.shape[*i]));
         let strides = Vec8::collect(order.iter().map(|i| self.strides[*i]));
         let (Some(shape), Some(strides)) = (shape, strides) else { return false };

@@ -122,6 +122,16 @@ impl<'py> Call<'py> {
         if last { Ok((array, true)) } else { Ok((self.row_major(array)?, false)) }
     }
 
+    /// An image [N, C, ...] of PyTorch with its channels last in memory: itself, or a copy.
+    pub(crate) fn channels_last(&self, array: Array<'py>) -> PyResult<Array<'py>> {
+        if array.has_last(1) {
+            return Ok(array);
+        }
+        self.may_copy(&array)?;
+        let copy = interop(self.py)?.getattr(intern!(self.py, "channels_last"))?;
+        self.read((array.site.argument, &copy.call1((&array.object,))?))
+    }
+
     /// A copy without gaps of a tensor of PyTorch, in the order of axes that a result has.
     fn closed_up(&self, array: Array<'py>) -> PyResult<Array<'py>> {
         self.may_copy(&array)?;
@@ -265,6 +275,7 @@ impl<'py> Call<'py> {
         let fits = match form {
             Form::Like => array.has_layout_of(like),
             Form::RowMajor(..) => array.is_row_major(),
+            Form::ChannelsLast(..) => array.has_last(1),
         };
         if fits {
             let (flat, object) = (Flat::of(&array), array.object.clone());
@@ -294,10 +305,13 @@ impl<'py> Call<'py> {
             });
         }
         let site = Site { op: self.op, argument };
-        let row_major = Vec8::collect(shape.iter().copied()).map(|shape| Vec8::row_major(&shape));
+        let of_shape = Vec8::collect(shape.iter().copied()).map(|shape| match form {
+            Form::ChannelsLast(..) => Vec8::channels_last(&shape),
+            _ => Vec8::row_major(&shape),
+        });
         let strides = match form {
             Form::Like => like.is_dense().then_some(&like.strides),
-            Form::RowMajor(..) => row_major.as_ref(),
+            Form::RowMajor(..) | Form::ChannelsLast(..) => of_shape.as_ref(),
         };
         let short = match (library, self.place, strides) {
             (Library::Torch, Place::Cuda(ordinal), Some(strides)) if !shape.contains(&0) => {
@@ -310,7 +324,11 @@ impl<'py> Call<'py> {
         } else if library == Library::Torch && matches!(form, Form::Like) {
             torch_empty_like(py)?.call1((&like.object,))?
         } else {
-            let empty = interop(py)?.getattr(intern!(py, "empty"))?;
+            let empty = match form {
+                Form::ChannelsLast(..) => intern!(py, "empty_channels_last"),
+                _ => intern!(py, "empty"),
+            };
+            let empty = interop(py)?.getattr(empty)?;
             empty.call1((library.name(), &like.object, extents(py, shape)?, dtype_name(dtype)))?
         };
         let array = Argument::read_made(&object, site, self.ordering())?;
@@ -490,13 +508,15 @@ pub(crate) enum Form<'a> {
     Like,
     /// Row-major.
     RowMajor(DType, &'a [usize]),
+    /// [N, C, ...], channels last in memory: of PyTorch alone.
+    ChannelsLast(DType, &'a [usize]),
 }
 
 impl<'a> Form<'a> {
     fn dtype(self, like: &Array<'_>) -> DType {
         match self {
             Self::Like => like.dtype,
-            Self::RowMajor(dtype, _) => dtype,
+            Self::RowMajor(dtype, _) | Self::ChannelsLast(dtype, _) => dtype,
         }
     }
 
@@ -506,7 +526,7 @@ impl<'a> Form<'a> {
     {
         match self {
             Self::Like => &like.shape,
-            Self::RowMajor(_, shape) => shape,
+            Self::RowMajor(_, shape) | Self::ChannelsLast(_, shape) => shape,
         }
     }
 }

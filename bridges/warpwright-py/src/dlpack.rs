@@ -129,6 +129,18 @@ impl Vec8<i64> {
         }
         strides
     }
+
+    /// The same of images [N, C, ...] whose channels come last in memory.
+    pub(crate) fn channels_last(shape: &Vec8<usize>) -> Self {
+        let (rank, mut moved) = (usize::from(shape.len), *shape);
+        if rank < 2 {
+            return Self::row_major(shape);
+        }
+        moved.items[1..rank].rotate_left(1);
+        let mut strides = Self::row_major(&moved);
+        strides.items[1..rank].rotate_right(1);
+        strides
+    }
 }
 
 impl<T> std::ops::Deref for Vec8<T> {

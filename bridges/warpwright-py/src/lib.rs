@@ -15,7 +15,7 @@
 //! | `call` | arguments, results and launch of one call |
 //! | `images` `softmax` `matmul` `node` | the families, each of which turns keywords into a descriptor in one place |
 //! | `attention` `batch` `cast` `cross_entropy` `grouped` `groups` `local_response` `ops` `quantize` `recurrent` `rows` `scaled` | |
-//! | `cells` `parameter` `tensor_map` | |
+//! | `cells` `conv` `parameter` `tensor_map` | |
 //! | `emulator` | `run` and `lint` |
 
 #![deny(unsafe_code)]
@@ -26,6 +26,7 @@ mod batch;
 mod call;
 mod cast;
 mod cells;
+mod conv;
 mod cross_entropy;
 mod device;
 mod dlpack;
@@ -71,6 +72,8 @@ mod _native {
     use crate::cells::{
         gru_cell, gru_cell_backward, lstm_cell, lstm_cell_backward, rnn_cell, rnn_cell_backward,
     };
+    #[pymodule_export]
+    use crate::conv::{conv, conv_backward};
     #[pymodule_export]
     use crate::cross_entropy::{cross_entropy, cross_entropy_backward};
     #[pymodule_export]

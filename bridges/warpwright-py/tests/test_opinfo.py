@@ -1,6 +1,8 @@
-"""Products of `warpwright.torch` on the samples that PyTorch tests its own with."""
+"""Products and convolutions of `warpwright.torch` on the samples that PyTorch tests its own with."""
 
 from __future__ import annotations
+
+import itertools
 
 import pytest
 from conftest import BUDGETS
@@ -19,21 +21,27 @@ OURS = {
     "matmul": wt.matmul,
     "mm": wt.matmul,
     "nn.functional.linear": wt.linear,
+    **{
+        f"nn.functional.{name}{dims}d": getattr(wt, f"{name}{dims}d")
+        for name, dims in itertools.product(("conv", "conv_transpose"), (1, 2, 3))
+    },
 }
 OPERATORS = [op for op in samples.op_db if op.name in OURS]
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 
 def results(function, tensors, dy, options):
-    """The result and the gradients of the tensors."""
-    leaves = [t.detach().clone().requires_grad_() for t in tensors]
+    """The result and the gradients of the tensors; None is no tensor."""
+    leaves = [t if t is None else t.detach().clone().requires_grad_() for t in tensors]
     y = function(*leaves, **options)
-    return [y.detach(), *torch.autograd.grad(y, leaves, dy.to(y.dtype))]
+    return [y.detach(), *torch.autograd.grad(y, [t for t in leaves if t is not None], dy.to(y.dtype))]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("op", OPERATORS, ids=lambda op: op.formatted_name)
 def test_samples(op, dtype, torch_device):
+    if "conv" in op.name and torch_device == "cpu" and dtype != torch.float32:
+        pytest.skip("in the emulator the samples take a minute; test_conv.py has all types")
     torch.manual_seed(9)
     # Two roundings of each term: of a product and of the sum.
     budget = 2 * BUDGETS[str(dtype).replace("torch.", "")]
@@ -42,12 +50,12 @@ def test_samples(op, dtype, torch_device):
     for sample in op.sample_inputs(torch_device, dtype):
         tensors = [sample.input, *sample.args, *(v for v in sample.kwargs.values() if torch.is_tensor(v))]
         options = {k: v for k, v in sample.kwargs.items() if not torch.is_tensor(v)}
-        wide = [t.double() for t in tensors]
+        wide = [t if t is None else t.double() for t in tensors]
         dy = torch.randn_like(op(*wide, **options)).to(dtype)
         ours = results(OURS[op.name], tensors, dy, options)
         exact = results(op, wide, dy, options)
         # All are sums of products with positive factors: those of magnitudes are what a rounding is relative to.
-        magnitudes = results(op, [t.abs() for t in wide], dy.abs(), options)
+        magnitudes = results(op, [t if t is None else t.abs() for t in wide], dy.abs(), options)
         for found, expected, magnitude in zip(ours, exact, magnitudes):
             assert found.shape == expected.shape and found.dtype == dtype
             assert bool(((found.double() - expected).abs() <= budget * magnitude + step).all()), sample

@@ -109,6 +109,8 @@ def operations(device):
         "matmul": ((3, 4), lambda x: wt.matmul(x, new(4, 5))),
         "addmm": ((3, 4), lambda x: wt.addmm(x, new(3, 2), new(2, 4), beta=0.5)),
         "baddbmm": ((2, 3, 4), lambda x: wt.baddbmm(new(5), x, new(2, 4, 5))),
+        "conv2d": ((2, 3, 4, 5), lambda x: wt.conv2d(x, new(4, 3, 3, 2), new(4), activation="relu")),
+        "conv_transpose1d": ((2, 3, 4), lambda x: wt.conv_transpose1d(x, new(3, 2, 3), new(2), stride=2)),
         "attention": ((2, 3, 2, 16), lambda x: wt.attention(x, new(2, 3, 2, 16), new(2, 3, 2, 16))),
         "lstm": ((5, 3, 4), lambda x: wt.lstm(x, weights)[0]),
     }

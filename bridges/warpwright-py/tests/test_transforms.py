@@ -100,6 +100,16 @@ ALL = {
     "matmul": (wt.matmul, torch.matmul, ((2, 5, 7), (7, 3))),
     "linear": (wt.linear, F.linear, ((2, 5, 7), (3, 7), (3,))),
     "addmm": (wt.addmm, torch.addmm, ((3,), (5, 7), (7, 3))),
+    "conv2d": (
+        lambda *t: wt.conv2d(*t, stride=(1, 2), padding=1, groups=2),
+        lambda *t: F.conv2d(*t, stride=(1, 2), padding=1, groups=2),
+        ((2, 4, 3, 4), (2, 2, 2, 3), (2,)),
+    ),
+    "conv_transpose1d": (
+        lambda *t: wt.conv_transpose1d(*t, stride=2, output_padding=1),
+        lambda *t: F.conv_transpose1d(*t, stride=2, output_padding=1),
+        ((2, 3, 4), (3, 2, 3), (2,)),
+    ),
     "grouped_mm": (lambda a, b: wt.grouped_mm(a, b, ends(a)), by_loop, ((20, 8), (4, 8, 6))),
     "attention": (
         attended(wt.scaled_dot_product_attention),
@@ -163,7 +173,7 @@ def test_vjp(name, torch_device):
     close(pull(dy), pull_wide(dy.double()))
 
 
-@pytest.mark.parametrize("name", ["silu", "layer_norm", "softmax", "matmul", "linear", "lstm", "cross_entropy"])
+@pytest.mark.parametrize("name", ["silu", "layer_norm", "softmax", "matmul", "linear", "conv2d", "lstm", "cross_entropy"])
 def test_outside_gradients_are_recorded_through_a_transform(name, torch_device):
     """What a transform holds constant may have a gradient of PyTorch's own, and results of transforms too."""
     ours, theirs, _ = ALL[name]
@@ -177,7 +187,7 @@ def test_outside_gradients_are_recorded_through_a_transform(name, torch_device):
     close(*found)
 
 
-@pytest.mark.parametrize("name", ["silu", "layer_norm", "softmax", "matmul", "linear"])
+@pytest.mark.parametrize("name", ["silu", "layer_norm", "softmax", "matmul", "linear", "conv2d"])
 def test_gradients_of_each_sample(name, torch_device):
     ours, theirs, shapes = ALL[name]
     samples = torch.randn(3, *shapes[0], device=torch_device)

@@ -104,6 +104,22 @@ def empty(library: str, like: Any, shape: tuple[int, ...], dtype: str) -> Any:
     return numpy.empty(shape, dtype=_numpy_dtype(dtype, like))
 
 
+def _channels_last(torch: Any, rank: int) -> Any:
+    return torch.channels_last if rank == 4 else torch.channels_last_3d
+
+
+def empty_channels_last(library: str, like: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    """A new tensor of PyTorch [N, C, ...] with its channels last in memory."""
+    torch = sys.modules[library]
+    form = _channels_last(torch, len(shape))
+    return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device, memory_format=form)
+
+
+def channels_last(tensor: Any) -> Any:
+    """A copy of a tensor of PyTorch [N, C, ...] with its channels last in memory."""
+    return tensor.contiguous(memory_format=_channels_last(sys.modules["torch"], tensor.dim()))
+
+
 def contiguous(library: str, array: Any) -> Any:
     """A copy in row-major order."""
     if library == "torch":

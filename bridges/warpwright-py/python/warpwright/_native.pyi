@@ -344,6 +344,33 @@ def grouped_matmul_k(
 ) -> _A: ...
 def int8_matmul(a: _A, b: _Array, *, out: _Array | None = None, stream: _Stream | None = None) -> _A: ...
 
+# A number, or one for each dimension; padding has pairs of them too.
+_Sides = int | Sequence[int | tuple[int, int]]
+
+class _ConvOptions(TypedDict, total=False):
+    stride: _Extents
+    padding: _Sides
+    dilation: _Extents
+    groups: int
+    channels_last: bool
+    memory_format: str | None
+    stream: _Stream | None
+
+class _ConvForward(_ConvOptions, total=False):
+    activation: str | None
+    out: _Array | None
+
+class _ConvGradients(_ConvOptions, total=False):
+    x_gradient: bool
+    weight_gradient: bool
+    bias_gradient: bool
+    out: _Array | _Arrays | None
+
+def conv(x: _A, weight: _Array, bias: _Array | None = None, **options: Unpack[_ConvForward]) -> _A: ...
+def conv_backward(
+    x: _Array | Sequence[int], weight: _Array | Sequence[int], dy: _A, **options: Unpack[_ConvGradients]
+) -> tuple[_A | None, _A | None, _A | None]: ...
+
 class _AttentionOptions(TypedDict, total=False):
     softmax_scale: float | None
     causal: bool

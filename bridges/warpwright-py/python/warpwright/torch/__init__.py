@@ -1,7 +1,8 @@
 """The primitives as PyTorch operators (`torch.ops.warpwright`): traceable by `torch.compile`, with gradients.
 
 Forward and backward are separate operators. They run on the current stream, can be captured in CUDA graphs, and take
-tensors of any strides: a result has the strides that `torch.empty_like` gives it. Tensors on the CPU run in the emulator.
+tensors of any strides: a result has the strides that `torch.empty_like` gives it, that of a convolution the memory format of
+PyTorch's. Tensors on the CPU run in the emulator.
 
     >>> import torch, warpwright.torch as wt
     >>> x = torch.randn(4, 8, requires_grad=True)
@@ -13,6 +14,7 @@ tensors of any strides: a result has the strides that `torch.empty_like` gives i
 from . import nn
 from ._attention import attention, scaled_dot_product_attention
 from ._batch import batch_norm
+from ._conv import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
 from ._cross_entropy import cross_entropy
 from ._grouped import grouped_mm
 from ._groups import group_norm, instance_norm
@@ -50,6 +52,12 @@ __all__ = [
     "attention",
     "baddbmm",
     "batch_norm",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_transpose1d",
+    "conv_transpose2d",
+    "conv_transpose3d",
     "cross_entropy",
     "dequantize_fp4",
     "dequantize_int4",

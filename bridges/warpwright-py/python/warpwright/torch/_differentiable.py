@@ -36,7 +36,9 @@ class Differentiable:
     save(inputs, found): the saved tensors, of the arguments and all results of `forward`; without it they are its tensors.
 
     read_by: of each tensor of `forward`, the gradients that are computed from it. None is saved in place of one that no wanted gradient
-    is computed from, and nothing for one that no gradient is.
+    is computed from, and nothing for one that no gradient is. keep(inputs, found) has further ones.
+
+    noted(inputs): what `backward` takes for parameters, where they are not those of `forward`.
 
     inference: makes the results alone, where nothing is recorded.
 
@@ -47,6 +49,8 @@ class Differentiable:
     backward: Operator
     save: Optional[Callable[[Any, Any], Tuple[Any, ...]]] = None
     read_by: Optional[Tuple[Tuple[int, ...], ...]] = None
+    keep: Optional[Callable[[Any, Any], Tuple[Any, ...]]] = None
+    noted: Optional[Callable[[Any], Tuple[Any, ...]]] = None
     inference: Optional[Callable[..., Any]] = None
     finish: Optional[Callable[[Any, Any], None]] = None
     results: int = 1
@@ -86,22 +90,28 @@ class Differentiable:
 
     def _saved(self, ctx: Any, inputs: Any, found: Any) -> Tuple[Any, ...]:
         """The tensors that the gradients need."""
+        results = found if self.forward.has_tuple else (found,)
         if self.save is not None:
-            return self.save(inputs, found if self.forward.has_tuple else (found,))
+            return self.save(inputs, results)
         if self.read_by is None:
             return inputs[: self.forward.tensors]
         wanted = ctx.needs_input_grad
         read = zip(inputs, self.read_by)
-        return tuple(x if any(wanted[g] for g in gradients) else None for x, gradients in read if gradients)
+        saved = tuple(x if any(wanted[g] for g in gradients) else None for x, gradients in read if gradients)
+        return saved if self.keep is None else (*saved, *self.keep(inputs, results))
+
+    def _parameters(self, inputs: Any) -> Any:
+        """The parameters that `backward` takes behind the tensors."""
+        return inputs[self.forward.tensors :] if self.noted is None else self.noted(inputs)
 
     def _mask(self, ctx: Any) -> Tuple[Any, ...]:
         """What `backward` takes last."""
         return (ctx.needs_input_grad[: self.forward.tensors],) if self.backward.has_mask else ()
 
-    def _for_inputs(self, gradients: Any, parameters: Any) -> Any:
+    def _for_inputs(self, gradients: Any) -> Any:
         """The gradients, and None for the arguments that have none."""
         gradients = gradients if self.backward.has_tuple else (gradients,)
-        return (*gradients, *([None] * (self.forward.tensors - len(gradients) + len(parameters))))
+        return (*gradients, *([None] * (self.forward.arguments - len(gradients))))
 
     def _unrecorded(self) -> Callable[..., Any]:
         """The operation where nothing watches and nothing is recorded."""
@@ -148,10 +158,10 @@ class Differentiable:
             ctx.save_for_backward(*self._saved(ctx, inputs, output))
             if forward.has_tuple:
                 ctx.mark_non_differentiable(*output[results:])
-            ctx.parameters = inputs[forward.tensors :]
+            ctx.parameters = self._parameters(inputs)
 
         def differentiate(ctx: Any, *dys: Any) -> Any:
-            return self._for_inputs(gradients(ctx, dys[:results], ctx.parameters), ctx.parameters)
+            return self._for_inputs(gradients(ctx, dys[:results], ctx.parameters))
 
         call = register_gradient(operator, differentiate, setup_context)
 
@@ -195,7 +205,7 @@ class Differentiable:
 
     def _general_node(self, gradients: Gradients) -> Any:
         native, native_backward, saved_of, select = self.forward.native, self.backward.native, self._saved, self._selection()
-        tensors, has_parameters = self.forward.tensors, self.forward.has_parameters
+        arguments, has_parameters, parameters_of = self.forward.arguments, self.forward.has_parameters, self._parameters
         results, given, for_inputs, mask = self.results, self._given, self._for_inputs, self._mask
         is_for_inputs = not (self.backward.has_tuple or has_parameters)
 
@@ -205,7 +215,7 @@ class Differentiable:
                 found = native(*inputs)
                 ctx.save_for_backward(*saved_of(ctx, inputs, found))
                 if has_parameters:
-                    ctx.parameters = inputs[tensors:]
+                    ctx.parameters = parameters_of(inputs)
                 if given > results:
                     ctx.mark_non_differentiable(*found[results:given])
                     # No zeros for gradients that nobody takes.
@@ -217,11 +227,11 @@ class Differentiable:
                 saved, dys = ctx.saved_tensors, dys[:results]
                 parameters = ctx.parameters if has_parameters else ()
                 if given > results and all(dy is None for dy in dys):
-                    return (None,) * (tensors + len(parameters))
+                    return (None,) * arguments
                 if not is_compiling() and torch_route(*saved, *dys) == DIRECT:
                     found = native_backward(*saved, *dys, *parameters, *mask(ctx))
                 else:
                     found = gradients(ctx, dys, parameters)
-                return found if is_for_inputs else for_inputs(found, parameters)
+                return found if is_for_inputs else for_inputs(found)
 
         return Function

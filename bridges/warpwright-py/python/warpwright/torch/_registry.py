@@ -53,6 +53,11 @@ class Operator:
         return len(list(takewhile(lambda a: a.startswith("Tensor"), self._arguments)))
 
     @cached_property
+    def arguments(self) -> int:
+        """How many arguments there are."""
+        return len(self._arguments)
+
+    @cached_property
     def has_parameters(self) -> bool:
         """Whether there are arguments that are no tensors."""
         return self.tensors < len(self._arguments)

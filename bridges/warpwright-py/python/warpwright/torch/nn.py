@@ -6,12 +6,19 @@ import torch
 from torch import Tensor
 
 from . import _batch, _cross_entropy, _groups, _local_response, _matmul, _operators, _rows, _softmax
+from ._conv_nn import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from ._recurrent_nn import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 
 __all__ = [
     "BatchNorm1d",
     "BatchNorm2d",
     "BatchNorm3d",
+    "Conv1d",
+    "Conv2d",
+    "Conv3d",
+    "ConvTranspose1d",
+    "ConvTranspose2d",
+    "ConvTranspose3d",
     "CrossEntropyLoss",
     "GEGLU",
     "GELU",

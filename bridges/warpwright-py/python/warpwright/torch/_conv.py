@@ -1,0 +1,392 @@
+"""Convolutions as operators; `warpwright.torch` has them for users."""
+
+from functools import lru_cache
+from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
+
+import torch
+from torch import Tensor
+
+from .. import _native
+from .._errors import DtypeError, Error, ParameterError, ShapeError
+from . import _operators
+from ._common import narrow, renamed
+from ._differentiable import Differentiable
+from ._registry import Operator, is_compiling
+from ._transforms import break_graph_of_transform, takes_derivatives
+
+Numbers = Union[int, Sequence[int]]
+
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+_NAMES = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16"}
+# What a convolution is fused with where nothing is recorded, and followed by otherwise.
+_ACTIVATIONS = {name: getattr(_operators, name) for name in ("gelu_erf", "gelu_tanh", "silu", "sigmoid", "tanh")}
+
+
+def _suggests_channels_last(x: Tensor) -> bool:
+    """Whether PyTorch takes x [N, C, ...] to have its channels last in memory: strides leave that open where extents are 1, and it goes
+    by all of them."""
+    shape, strides = x.shape, x.stride()
+    if len(shape) not in _FORMATS or strides[1] == 0 or strides[1] > strides[-1]:
+        return False
+    least = 0
+    for axis in (1, *range(len(shape) - 1, 1, -1), 0):
+        step, extent = strides[axis], shape[axis]
+        if extent == 0 or step < least or (axis == 0 and least == strides[1]):
+            return False
+        least = step * extent if extent > 1 else step
+    return True
+
+
+def _result(like: Tensor, shape: Sequence[Any], channels_last: bool) -> Tensor:
+    """A new tensor [N, C, ...]."""
+    form = _FORMATS[len(shape)] if channels_last else torch.contiguous_format
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=form)
+
+
+def _gradient_of_weight(weight: Tensor) -> Tensor:
+    form = _FORMATS.get(weight.dim(), torch.contiguous_format)
+    last = not weight.is_contiguous() and weight.is_contiguous(memory_format=form)
+    return _result(weight, weight.shape, last)
+
+
+def _options(stride: Any, padding: Any, dilation: Any, groups: int, channels_last: bool) -> Any:
+    """Keywords of the native functions."""
+    return {
+        "stride": stride,
+        "padding": list(zip(padding[::2], padding[1::2])),
+        "dilation": dilation,
+        "groups": groups,
+        "memory_format": "channels_last" if channels_last else "contiguous_format",
+    }
+
+
+def _sum(dy: Tensor) -> Tensor:
+    """The gradient of a bias."""
+    return dy.sum([0, *range(2, dy.dim())])
+
+
+def _outputs(x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any) -> List[Any]:
+    """Extents of a convolution of x."""
+    ends = zip(x.shape[2:], weight.shape[2:], stride, padding[::2], padding[1::2], dilation)
+    return [(n + before + behind - d * (k - 1) - 1) // s + 1 for n, k, s, before, behind, d in ends]
+
+
+def _forward(
+    x: Tensor,
+    weight: Tensor,
+    bias: Optional[Tensor],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    activation: Optional[str],
+    channels_last: bool,
+) -> Tensor:
+    options = _options(stride, padding, dilation, groups, channels_last)
+    return _native.conv(x, weight, bias, activation=activation, **options)
+
+
+def _fake(x: Tensor, weight: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, *rest: Any) -> Tensor:
+    shape = (x.shape[0], weight.shape[0], *_outputs(x, weight, stride, padding, dilation))
+    return _result(x, shape, rest[-1])
+
+
+def _gradients(
+    x: Optional[Tensor],
+    weight: Optional[Tensor],
+    y: Optional[Tensor],
+    dy: Tensor,
+    image: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    activation: Optional[str],
+    channels_last: bool,
+    wanted: Sequence[bool],
+) -> Any:
+    if activation not in (None, "relu"):
+        raise RuntimeError(f"warpwright: conv has no gradient through {activation}: apply it to the result")
+    of_x, of_weight, of_bias = wanted
+    if y is not None:
+        # Where the result of a ReLU is positive, its argument was.
+        dy = _native.relu_backward(y, dy)
+    if not (of_x or of_weight):
+        return None, None, _sum(dy) if of_bias else None
+    options = _options(stride, padding, dilation, groups, channels_last)
+    given = (dy.shape[0], weight.shape[1] * groups, *image) if x is None else x
+    return _native.conv_backward(
+        given, weight, dy, x_gradient=of_x, weight_gradient=of_weight, bias_gradient=of_bias, **options
+    )
+
+
+def _fake_gradients(x: Any, weight: Any, y: Any, dy: Tensor, image: Any, *rest: Any) -> Any:
+    *_, groups, _, channels_last, (of_x, of_weight, of_bias) = rest
+    dx = _result(dy, (dy.shape[0], weight.shape[1] * groups, *image), channels_last) if of_x else None
+    return dx, _gradient_of_weight(weight) if of_weight else None, dy.new_empty(dy.shape[1]) if of_bias else None
+
+
+_PARAMETERS = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups"
+
+_conv = Differentiable(
+    Operator(
+        f"conv(Tensor x, Tensor weight, Tensor? bias, {_PARAMETERS}, str? activation, bool channels_last) -> Tensor",
+        native=_forward,
+        fake=_fake,
+    ),
+    Operator(
+        f"conv_backward(Tensor? x, Tensor? weight, Tensor? y, Tensor dy, SymInt[] image, {_PARAMETERS}, str? activation, "
+        "bool channels_last, bool[] output_mask) -> (Tensor, Tensor, Tensor)",
+        native=_gradients,
+        fake=_fake_gradients,
+    ),
+    # The gradient of the weight has the shape of the weight, and lies as it does.
+    read_by=((1,), (0, 1), ()),
+    keep=lambda inputs, found: (found[0] if inputs[7] == "relu" else None,),
+    noted=lambda inputs: (list(inputs[0].shape[2:]), *inputs[3:]),
+).function()
+
+
+def _transposed(
+    x: Tensor,
+    weight: Tensor,
+    bias: Optional[Tensor],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    output: Sequence[int],
+    channels_last: bool,
+) -> Tensor:
+    options = _options(stride, padding, dilation, groups, channels_last)
+    shape = (x.shape[0], weight.shape[1] * groups, *output)
+    y, _, _ = _native.conv_backward(shape, weight, x, weight_gradient=False, bias_gradient=False, **options)
+    return y if bias is None else y.add_(bias.reshape(-1, *[1] * len(output)))
+
+
+def _fake_transposed(x: Tensor, weight: Tensor, bias: Any, *rest: Any) -> Tensor:
+    *_, groups, output, channels_last = rest
+    return _result(x, (x.shape[0], weight.shape[1] * groups, *output), channels_last)
+
+
+def _transposed_gradients(
+    x: Optional[Tensor],
+    weight: Optional[Tensor],
+    dy: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    output: Sequence[int],
+    channels_last: bool,
+    wanted: Sequence[bool],
+) -> Any:
+    of_x, of_weight, of_bias = wanted
+    options = _options(stride, padding, dilation, groups, channels_last)
+    dx = _native.conv(dy, weight, **options) if of_x else None
+    dweight = None
+    if of_weight:
+        # Of the convolution that this is the transpose of, with argument and result exchanged.
+        _, dweight, _ = _native.conv_backward(dy, weight, x, x_gradient=False, bias_gradient=False, **options)
+    return dx, dweight, _sum(dy) if of_bias else None
+
+
+def _fake_transposed_gradients(x: Any, weight: Any, dy: Tensor, *rest: Any) -> Any:
+    stride, padding, dilation, _, _, channels_last, (of_x, of_weight, of_bias) = rest
+    dx = None
+    if of_x:
+        shape = (dy.shape[0], weight.shape[0], *_outputs(dy, weight, stride, padding, dilation))
+        dx = _result(dy, shape, channels_last)
+    return dx, _gradient_of_weight(weight) if of_weight else None, dy.new_empty(dy.shape[1]) if of_bias else None
+
+
+_conv_transpose = Differentiable(
+    Operator(
+        f"conv_transpose(Tensor x, Tensor weight, Tensor? bias, {_PARAMETERS}, SymInt[] output, bool channels_last) -> Tensor",
+        native=_transposed,
+        fake=_fake_transposed,
+    ),
+    Operator(
+        f"conv_transpose_backward(Tensor? x, Tensor? weight, Tensor dy, {_PARAMETERS}, SymInt[] output, bool channels_last, "
+        "bool[] output_mask) -> (Tensor, Tensor, Tensor)",
+        native=_transposed_gradients,
+        fake=_fake_transposed_gradients,
+    ),
+    read_by=((1,), (0, 1), ()),
+).function()
+
+
+def _refused(op: str, argument: str, got: Any, expected: str) -> ParameterError:
+    message = f"{op}: {argument} is {got!r}, expected {expected}"
+    return ParameterError(message, op=op, argument=argument, expected=expected, got=got)
+
+
+def _each(op: str, argument: str, value: Any, dims: int, least: int) -> List[Any]:
+    """A number for each dimension."""
+    given = list(value) if isinstance(value, (tuple, list)) else [value]
+    given = given * dims if len(given) == 1 else given
+    if len(given) != dims or any(n < least for n in given):
+        raise _refused(op, argument, value, f"a number from {least} on, or one for each of {dims} dimensions")
+    return given
+
+
+def _sides(op: str, padding: Any, dims: int, stride: List[Any], dilation: List[Any], kernel: Sequence[Any]) -> List[Any]:
+    """Padding before and behind each dimension, one after the other."""
+    if padding == "valid":
+        return [0] * (2 * dims)
+    if padding == "same":
+        if any(s != 1 for s in stride):
+            raise _refused(op, "padding", "same", "numbers: with a stride no padding keeps the extents")
+        whole = [d * (k - 1) for d, k in zip(dilation, kernel)]
+        return [side for total in whole for side in (total // 2, total - total // 2)]
+    if isinstance(padding, str):
+        raise _refused(op, "padding", padding, "'same', 'valid' or numbers")
+    if isinstance(padding, (tuple, list)) and any(isinstance(p, (tuple, list)) for p in padding):
+        if len(padding) != dims or any(not isinstance(p, (tuple, list)) or len(p) != 2 or min(p) < 0 for p in padding):
+            raise _refused(op, "padding", padding, f"{dims} pairs of numbers that are not negative")
+        return [side for pair in padding for side in pair]
+    return [side for number in _each(op, "padding", padding, dims, 0) for side in (number, number)]
+
+
+def _steps(op: str, dims: int, stride: Any, padding: Any, dilation: Any, kernel: Sequence[Any]) -> Any:
+    """Stride, padding and dilation as the operators take them."""
+    strides, dilations = _each(op, "stride", stride, dims, 1), _each(op, "dilation", dilation, dims, 1)
+    return strides, _sides(op, padding, dims, strides, dilations, kernel), dilations
+
+
+_known_steps = lru_cache(_steps)
+
+
+def _settled(*arguments: Any) -> Any:
+    """The same, in eager code found again: layers call with the same ones each time."""
+    if is_compiling():
+        return _steps(*arguments)
+    try:
+        return _known_steps(*arguments)
+    except TypeError:
+        # Lists and symbolic numbers have no hash.
+        return _steps(*arguments)
+
+
+def _expect_ranks(op: str, dims: int, input: Tensor, weight: Tensor) -> None:
+    for argument, x, ranks in (("input", input, (dims + 1, dims + 2)), ("weight", weight, (dims + 2,))):
+        if x.dim() not in ranks:
+            expected = " or ".join(map(str, ranks))
+            message = f"{op}: {argument} has {x.dim()} dimensions, expected {expected}"
+            raise ShapeError(message, op=op, argument=argument, expected=expected, got=x.dim())
+
+
+def _is_recorded(*tensors: Optional[Tensor]) -> bool:
+    if is_compiling():
+        break_graph_of_transform()
+    elif takes_derivatives():
+        return True
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def _with_batch(dims: int, *tensors: Any) -> Tuple[Any, ...]:
+    """The arguments as autocast has them, images with a batch; whether they had none; whether channels are last in memory."""
+    x, weight, bias = narrow(*tensors)
+    alone = x.dim() == dims + 1
+    x = x.unsqueeze(0) if alone else x
+    # Images of one dimension have no such format.
+    return x, weight, bias, alone, dims > 1 and (_suggests_channels_last(x) or _suggests_channels_last(weight))
+
+
+def _convolution(dims: int) -> Callable[..., Tensor]:
+    name = f"conv{dims}d"
+
+    def function(
+        input: Tensor,
+        weight: Tensor,
+        bias: Optional[Tensor] = None,
+        stride: Numbers = 1,
+        padding: Union[str, int, Sequence[Any]] = 0,
+        dilation: Numbers = 1,
+        groups: int = 1,
+        *,
+        activation: Optional[str] = None,
+    ) -> Tensor:
+        _expect_ranks(name, dims, input, weight)
+        strides, sides, dilations = _settled(name, dims, stride, padding, dilation, weight.shape[2:])
+        x, weight, bias, alone, channels_last = _with_batch(dims, input, weight, bias)
+        behind = None
+        if activation in _ACTIVATIONS and _is_recorded(x, weight, bias):
+            # Its gradient needs what it is applied to.
+            activation, behind = None, _ACTIVATIONS[activation]
+        try:
+            y = _conv(x, weight, bias, strides, sides, dilations, groups, activation, channels_last)
+        except Error as error:
+            raise renamed(error, name, x="input") from None
+        y = y if behind is None else behind(y)
+        return y.squeeze(0) if alone else y
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"""`torch.nn.functional.{name}`, then an activation, "relu", "gelu_erf", "gelu_tanh", "silu", "sigmoid" or "tanh".
+
+    Padding may be pairs too, before and behind. Images and weights with their channels last in memory are read as they are, and the result
+    lies as PyTorch's. Of one dtype, float32, float64, float16 or bfloat16. Differentiable in input, weight and bias.
+    """
+    return function
+
+
+def _transposed_convolution(dims: int) -> Callable[..., Tensor]:
+    name = f"conv_transpose{dims}d"
+
+    def function(
+        input: Tensor,
+        weight: Tensor,
+        bias: Optional[Tensor] = None,
+        stride: Numbers = 1,
+        padding: Union[int, Sequence[Any]] = 0,
+        output_padding: Numbers = 0,
+        groups: int = 1,
+        dilation: Numbers = 1,
+    ) -> Tensor:
+        _expect_ranks(name, dims, input, weight)
+        if isinstance(padding, str):
+            raise _refused(name, "padding", padding, "numbers")
+        strides, sides, dilations = _settled(name, dims, stride, padding, dilation, weight.shape[2:])
+        further = _each(name, "output_padding", output_padding, dims, 0)
+        if any(n >= max(s, d) for n, s, d in zip(further, strides, dilations)):
+            raise _refused(name, "output_padding", output_padding, "less than the stride or the dilation")
+        x, weight, bias, alone, channels_last = _with_batch(dims, input, weight, bias)
+        if bias is not None:
+            _expect_bias(name, bias, x.dtype, weight.shape[1] * groups)
+        more = [n // s for n, s in zip(further, strides)]
+        if any(more):
+            # Pixels that far behind are those of an input that goes on with zeros.
+            x = torch.nn.functional.pad(x, [side for n in reversed(more) for side in (0, n)])
+        room = [before + behind for before, behind in zip(sides[::2], sides[1::2])]
+        ends = zip(x.shape[2:], weight.shape[2:], strides, room, dilations, further)
+        output = [(n - 1) * s - p + d * (k - 1) + f % s + 1 for n, k, s, p, d, f in ends]
+        if any(n < 1 for n in output):
+            message = f"{name}: input has extents {list(x.shape[2:])}, of which the result has {output}"
+            raise ShapeError(message, op=name, argument="input", expected="extents of the result from 1 on", got=tuple(output))
+        try:
+            y = _conv_transpose(x, weight, bias, strides, sides, dilations, groups, output, channels_last)
+        except Error as error:
+            raise renamed(error, name, x="input", dy="input") from None
+        return y.squeeze(0) if alone else y
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"""`torch.nn.functional.{name}`: the gradient that a convolution has of its argument, as a function of that of its result.
+
+    Padding may be pairs too, before and behind. Images and weights with their channels last in memory are read as they are, and the result
+    lies as PyTorch's. Of one dtype, float32, float64, float16 or bfloat16. Differentiable in input, weight and bias.
+    """
+    return function
+
+
+def _expect_bias(op: str, bias: Tensor, dtype: torch.dtype, filters: Any) -> None:
+    if bias.dtype != dtype:
+        expected, got = (_NAMES.get(t, str(t).replace("torch.", "")) for t in (dtype, bias.dtype))
+        message = f"{op}: bias is {got}, expected {expected}"
+        raise DtypeError(message, op=op, argument="bias", expected=expected, got=got)
+    if tuple(bias.shape) != (filters,):
+        message = f"{op}: bias has shape {list(bias.shape)}, expected [{filters}]"
+        raise ShapeError(message, op=op, argument="bias", expected=(filters,), got=tuple(bias.shape))
+
+
+conv1d, conv2d, conv3d = map(_convolution, (1, 2, 3))
+conv_transpose1d, conv_transpose2d, conv_transpose3d = map(_transposed_convolution, (1, 2, 3))
