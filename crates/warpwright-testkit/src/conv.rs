@@ -170,7 +170,7 @@ fn situations(direction: Direction, dtype: DType, scope: Scope) -> Vec<Subjected
         }
     } else {
         let plain = || with([2, 16, 24], 1, square(6, 3, 1, 1, 1), both);
-        for wanted in [[true, false, false], [false, true, false], [false, false, true], [false; 3]] {
+        for wanted in [[true, false, false], [false, true, false], [false, false, true]] {
             all.push(Subjected { wanted, ..plain() });
         }
         // So many pixels that several blocks share them.
