@@ -126,7 +126,7 @@ impl<'k, T: Accumulate, O, D> Operand<'k, T> for Gathered<'k, O, D> {
             for (row, (outer, there)) in rows.iter().zip(&self.outer) {
                 let (element, exists) = (self.element)(outer, &known);
                 let there = exists.map_or(inside & *there, |exists| exists & inside & *there);
-                to.set((*row, depth), element.only_where(there, Fill::Zero).get::<T>());
+                to.at((*row, depth)).set(element.only_where(there, Fill::Zero).get::<T>());
             }
         }
     }

@@ -35,8 +35,8 @@ pub(crate) struct Slice<'k, T>(Ptr<'k, Shared, T>);
 
 impl<'k, T: Accumulate> Slice<'k, T> {
     /// The element of row `outer` at place `depth`.
-    pub(crate) fn set(self, (outer, depth): (U32<'k>, U32<'k>), value: Reg<'k, T>) {
-        self.0.at(depth * PITCH + outer).set(value);
+    pub(crate) fn at(self, (outer, depth): (U32<'k>, U32<'k>)) -> Ptr<'k, Shared, T> {
+        self.0.at(depth * PITCH + outer)
     }
 }
 
@@ -68,7 +68,7 @@ impl<'k> Operand<'k, f32> for Factor<'k> {
                 Major::K => self.from.at(across * self.leading + along),
                 Major::Mn => self.from.at(along * self.leading + across),
             };
-            to.set((row, depth), element.only_where(there, Fill::Zero).get::<f32>());
+            to.at((row, depth)).set(element.only_where(there, Fill::Zero).get::<f32>());
         }
     }
 }
