@@ -39,12 +39,8 @@ kernel_args! {
 pub(super) const THREADS: u32 = 256;
 /// Threads of a block side by side along the channels, for the gradient of a weight.
 pub(super) const LANES: u32 = 16;
-/// Taps at most that a thread has registers for, of one word and of two.
-pub(super) const MAX_TAPS: [u32; 2] = [49, 25];
 /// Strides that there are kernels for.
 pub(super) const STRIDES: [u32; 2] = [1, 2];
-/// Registers of 32 bits for taps of one word, and of two, whose pixels take as many more.
-const TAP_REGISTERS: [u32; 2] = [100, 50];
 
 /// A pass of a depthwise convolution.
 #[derive(Clone, Copy, Debug)]
@@ -76,12 +72,21 @@ impl Depthwise {
         if self.taps.1 >= 7 && self.stride == 1 && self.dtype.bytes() < 8 { 8 } else { 4 }
     }
 
+    /// Taps at most, and registers of 32 bits for those of all channels of a thread: sums of two words take as many more.
+    const fn limits(dtype: DType) -> (u32, u32) {
+        if matches!(dtype, DType::F64) { (25, 50) } else { (49, 100) }
+    }
+
+    /// Whether there are kernels with so many taps.
+    pub(super) const fn has(dtype: DType, (down, across): (u32, u32)) -> bool {
+        down.saturating_mul(across) <= Self::limits(dtype).0
+    }
+
     /// Channels of a thread, of `channels`, where tensors are aligned if `wide`.
     pub(super) fn width(dtype: DType, (down, across): (u32, u32), channels: usize, wide: bool) -> u32 {
         let words = sums_dtype(dtype).bytes() as u32 / 4;
         let fits = |width: &u32| {
-            width * words * down * across <= TAP_REGISTERS[(words - 1) as usize]
-                && channels.is_multiple_of(*width as usize)
+            width * words * down * across <= Self::limits(dtype).1 && channels.is_multiple_of(*width as usize)
         };
         if wide { [4, 2].into_iter().find(fits).unwrap_or(1) } else { 1 }
     }
@@ -183,7 +188,7 @@ impl Depthwise {
         let first = self.first_column(col, padding);
         let numbers = self.columns().filter(|number| !self.meets(*number).is_empty());
         let column = |number| {
-            let place = first.wrapping_offset(number);
+            let place = moved(first, number);
             // Numbers before the first wrap: what is there is not loaded.
             Column { number, at: from.at(place.to_u64() * channels), there: place.lt(width) }
         };
@@ -199,11 +204,11 @@ impl Depthwise {
     /// The row of the image that tap `tap` of the row `phase` behind `row` is at: numbers before the first wrap.
     fn place<'k>(&self, row: U32<'k>, padding: U32<'k>, left: u32, phase: u32, tap: u32) -> Option<U32<'k>> {
         if self.pass != Pass::BackwardX {
-            return Some((row * self.stride - padding).wrapping_offset(tap as i32));
+            return Some(moved(row * self.stride - padding, tap as i32));
         }
         let from = (phase + left) as i32 - tap as i32;
         let whole = from.rem_euclid(self.stride as i32) == 0;
-        whole.then(|| (row / self.stride + padding).wrapping_offset(from / self.stride as i32))
+        whole.then(|| moved(row / self.stride + padding, from / self.stride as i32))
     }
 
     /// Columns of the image, from [`first_column`](Self::first_column) on, that a strip meets.
@@ -265,7 +270,7 @@ impl Depthwise {
                 let dy: Vec<_> =
                     mine.iter().map(|(dy, there)| self.load::<A>(dy.at(begin), *there)).collect();
                 for r in 0..down {
-                    let begin = (row * self.stride - p.h.padding).wrapping_offset(r as i32);
+                    let begin = moved(row * self.stride - p.h.padding, r as i32);
                     let (there, begin) = (inside & begin.lt(p.h.input), begin.to_u64() * line);
                     for column in &columns {
                         let x = self.load::<A>(column.at.at(begin), there & column.there);
@@ -306,16 +311,9 @@ impl Depthwise {
     }
 }
 
-/// An offset that is known while recording.
-trait WrappingOffset {
-    /// The number `by` further, or before if it is negative, as bits.
-    fn wrapping_offset(self, by: i32) -> Self;
-}
-
-impl WrappingOffset for U32<'_> {
-    fn wrapping_offset(self, by: i32) -> Self {
-        if by == 0 { self } else { self + by.cast_unsigned() }
-    }
+/// The number `by` further, or before if that is negative, as bits.
+fn moved(at: U32<'_>, by: i32) -> U32<'_> {
+    if by == 0 { at } else { at + by.cast_unsigned() }
 }
 
 impl AccumulateKernel for Depthwise {

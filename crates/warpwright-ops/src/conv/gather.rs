@@ -1,6 +1,8 @@
 //! The kernel that any target, layout and alignment has: products on the ordinary units of an image that is gathered element by element
 //! and another operand.
 
+use std::array;
+
 use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 
@@ -39,7 +41,6 @@ kernel_args! {
         m: u32, n: u32, depth: u32,
         /// How much of the common dimension a block along y of the grid takes, and the sums of one.
         part: u32, sums: u64,
-        groups: u32,
         /// Channels of a group of the image, and its strides.
         channels: u32, of_image: StrideArgs,
         /// Strides of the result, or of the gradient that is the other operand of the gradient of the weight.
@@ -161,6 +162,13 @@ struct Place<'k> {
     there: Pred<'k>,
 }
 
+/// `index` by digits, of which the last two go up to `extents`.
+fn digits<'k>(index: U32<'k>, [middle, inner]: [U32<'k>; 2]) -> [U32<'k>; 3] {
+    let row = index / inner;
+    let slab = row / middle;
+    [slab, row - slab * middle, index - row * inner]
+}
+
 impl<'k> Problem<'k> {
     fn axes(&self) -> [AxisParams<'k>; 3] {
         [self.p.d, self.p.h, self.p.w]
@@ -176,18 +184,15 @@ impl<'k> Problem<'k> {
 
     /// Phase `number` of the gradient of `x`; of another pass there is one.
     fn of_phase(self, number: U32<'k>) -> Self {
-        let [d, h, w] = self.axes();
-        let row = number / w.phases;
-        let slab = row / h.phases;
-        let digits = [slab, row - slab * h.phases, number - row * w.phases];
-        let of_axis = |(axis, pixel): (AxisParams<'k>, U32<'k>)| {
+        let axes @ [_, h, w] = self.axes();
+        let pixels = digits(number, [h.phases, w.phases]);
+        let phase = array::from_fn(|i| {
+            let (axis, pixel) = (axes[i], pixels[i]);
             // Without phases every tap takes part.
             let tap = (pixel + axis.padding) % axis.phases;
             let taps = (axis.kernel.max(tap) - tap + (axis.phases - 1)) / axis.phases;
             Phase { pixel, tap, taps }
-        };
-        let mut phases = [d, h, w].into_iter().zip(digits).map(of_axis);
-        let phase = [0; 3].map(|_| phases.next().unwrap_or(self.phase[0]));
+        });
         Self { phase, ..self }
     }
 
@@ -200,50 +205,41 @@ impl<'k> Problem<'k> {
     /// Image and coordinates of row `index` of the gradient of `x`, of the rows of the phase.
     fn pixel_of_phase(&self, index: U32<'k>) -> (U32<'k>, [U32<'k>; 3]) {
         let axes @ [d, h, w] = self.axes();
-        let row = index / w.of_phase;
-        let slab = row / h.of_phase;
+        let [slab, at_h, at_w] = digits(index, [h.of_phase, w.of_phase]);
         let image = slab / d.of_phase;
-        let digits = [slab - image * d.of_phase, row - slab * h.of_phase, index - row * w.of_phase];
-        let mut at = axes.into_iter().zip(digits).zip(self.phase);
-        let place =
-            [0; 3].map(|_| at.next().map_or(index, |((axis, at), phase)| at * axis.phases + phase.pixel));
-        (image, place)
+        let at = [slab - image * d.of_phase, at_h, at_w];
+        (image, array::from_fn(|i| at[i] * axes[i].phases + self.phase[i].pixel))
     }
 
     fn pixel(&self, index: U32<'k>) -> Pixel<'k> {
-        let [d, h, w] = self.axes();
+        let axes @ [_, h, w] = self.axes();
         let channel = self.group * self.p.channels;
         let of_image = self.p.of_image;
         let first = |image: U32<'k>| image.to_u64() * of_image.image + channel.to_u64() * of_image.channel;
         if self.pass == Pass::BackwardX {
-            let (image, [at_d, at_h, at_w]) = self.pixel_of_phase(index);
-            return Pixel { first: first(image), at: [at_d + d.padding, at_h + h.padding, at_w + w.padding] };
+            let (image, at) = self.pixel_of_phase(index);
+            return Pixel { first: first(image), at: array::from_fn(|i| at[i] + axes[i].padding) };
         }
         let (image, within) = self.image_of(index);
-        let row = within / w.pixels;
-        let slab = row / h.pixels;
+        let at = digits(within, [h.pixels, w.pixels]);
         // Before the first are numbers that no extent is greater than.
-        let at = [(d, slab), (h, row - slab * h.pixels), (w, within - row * w.pixels)]
-            .map(|(axis, at)| at * axis.stride - axis.padding);
+        let at = array::from_fn(|i| at[i] * axes[i].stride - axes[i].padding);
         Pixel { first: first(image), at }
     }
 
     /// The tap at `index` of a filter, or of the common dimension of a gradient of `x`: that goes through channels first, and has the taps
     /// of a phase.
     fn tap(&self, index: U32<'k>) -> Tap<'k> {
-        let [d, h, w] = self.axes();
+        let axes @ [d, h, w] = self.axes();
         if self.pass == Pass::BackwardX {
             let place = index / self.p.channels;
             let channel = index - place * self.p.channels;
-            let [of_d, of_h, of_w] = self.phase;
-            // The phase of rows without taps has no common dimension.
-            let row = place / of_w.taps.max(1);
-            let slab = row / of_h.taps.max(1);
-            let digits = [slab, row - slab * of_h.taps, place - row * of_w.taps];
-            let [t, r, s] = [(d, of_d, digits[0]), (h, of_h, digits[1]), (w, of_w, digits[2])]
-                .map(|(axis, phase, at)| at * axis.phases + phase.tap);
+            let [_, of_h, of_w] = self.phase;
+            // A phase without taps has no common dimension, and does not come here.
+            let at = digits(place, [of_h.taps, of_w.taps]);
+            let at @ [t, r, s] = array::from_fn(|i| at[i] * axes[i].phases + self.phase[i].tap);
             let place = (t * h.kernel + r) * w.kernel + s;
-            return Tap { by: [t * d.dilation, r * h.dilation, s * w.dilation], place, channel };
+            return Tap { by: array::from_fn(|i| at[i] * axes[i].dilation), place, channel };
         }
         let (place, channel) = if self.weight == Layout::ChannelsLast {
             let place = index / self.p.channels;
@@ -253,11 +249,8 @@ impl<'k> Problem<'k> {
             let channel = index / places;
             (index - channel * places, channel)
         };
-        let row = place / w.kernel;
-        let slab = row / h.kernel;
-        let by =
-            [slab * d.dilation, (row - slab * h.kernel) * h.dilation, (place - row * w.kernel) * w.dilation];
-        Tap { by, place, channel }
+        let at = digits(place, [h.kernel, w.kernel]);
+        Tap { by: array::from_fn(|i| at[i] * axes[i].dilation), place, channel }
     }
 
     /// The element of the image that a pixel and a tap meet at, and whether it is one.

@@ -1,7 +1,6 @@
 //! Plans of depthwise kernels.
 
 use warpwright_dsl::In;
-use warpwright_ptx::DType;
 use warpwright_runtime::LaunchStep;
 
 use super::{Planner, Tensors};
@@ -9,16 +8,16 @@ use crate::PlanError;
 use crate::conv::depthwise::{self, Depthwise, DepthwiseArgs};
 use crate::conv::{Axis, Conv, Layout, OP, Pass, tuning};
 use crate::gemm::MAX_SIDE;
-use crate::gemm::epilogue::{EpilogueArgs, ResultArgs, sums_dtype};
+use crate::gemm::epilogue::{EpilogueArgs, Program, ResultArgs, sums_dtype};
 use crate::plan::{self, small};
 
 impl Planner<'_> {
     /// The kernel for channels that have a filter of their own each, if there is one.
-    pub(super) fn depthwise_kernel(&self, pass: Pass, (wide, finishes): (bool, bool)) -> Option<Depthwise> {
+    pub(super) fn depthwise_kernel(&self, pass: Pass, program: Program) -> Option<Depthwise> {
         let Conv { dtype, layout, channels, filters, groups, axes: [depth, height, width], batch, .. } =
             *self.conv;
         let stride = if height == Axis::ONE { width.stride } else { height.stride };
-        let taps = height.kernel.checked_mul(width.kernel)?;
+        let taps = (small(height.kernel), small(width.kernel));
         let known = layout == Layout::ChannelsLast
             && groups == channels
             && filters == channels
@@ -26,13 +25,12 @@ impl Planner<'_> {
             && [height, width].iter().all(|axis| axis.dilation == 1)
             && width.stride == stride
             && depthwise::STRIDES.contains(&small(stride))
-            && taps <= depthwise::MAX_TAPS[usize::from(dtype == DType::F64)] as usize
+            && Depthwise::has(dtype, taps)
             && batch > 0
             && self.sizes.x > 0;
         if !known {
             return None;
         }
-        let taps = (small(height.kernel), small(width.kernel));
         let left = |axis: &Axis| if pass == Pass::BackwardX { small(axis.padding[0] % stride) } else { 0 };
         let kernel = Depthwise {
             dtype,
@@ -40,8 +38,8 @@ impl Planner<'_> {
             taps,
             stride: small(stride),
             left: (left(&height), left(&width)),
-            width: Depthwise::width(dtype, taps, channels, wide),
-            finishes,
+            width: Depthwise::width(dtype, taps, channels, self.wide),
+            finishes: program != Program::default(),
         };
         // Threads are counted in 32 bits.
         let [work, ..] = self.depthwise_sizes(&kernel);

@@ -90,7 +90,6 @@ impl Planner<'_> {
             depth: small(depth),
             part,
             sums: sums as u64,
-            groups: small(groups),
             channels: small(gathered / groups),
             of_image,
             of_pixels: self.strides(of_result, result_pixels),

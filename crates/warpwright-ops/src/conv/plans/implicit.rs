@@ -8,7 +8,7 @@ use warpwright_runtime::LaunchStep;
 use super::{Epilogue, Order, OwnWeight, Planner, Tensors};
 use crate::PlanError;
 use crate::conv::implicit::{self, ImageArgs, Implicit, ImplicitArgs};
-use crate::conv::tuning::{self, Choice, PersistentConfig};
+use crate::conv::tuning::{self, Choice};
 use crate::conv::weight::{self, FinishArgs, FinishParts, SumParts};
 use crate::conv::{Axis, Conv, Layout, OP, Pass};
 use crate::gemm::WIDE;
@@ -43,6 +43,23 @@ struct Side {
     products: usize,
 }
 
+impl Side {
+    /// One pixel, and one tap.
+    const POINT: Self = Self {
+        pixels: 1,
+        phase: 0,
+        apart: 1,
+        lower: 0,
+        upper: 0,
+        step: 1,
+        taps: 1,
+        first: 0,
+        tap_step: 1,
+        dilation: 1,
+        products: 1,
+    };
+}
+
 impl Planner<'_> {
     /// The dimensions of kernels with tensor copies.
     fn dims(&self) -> usize {
@@ -56,22 +73,7 @@ impl Planner<'_> {
         let outputs = self.sizes.outputs[axis];
         if pass == Pass::BackwardX && axis == ROWS && kernel > 1 && (kernel, padding) == (input, [0; 2]) {
             // There is one output, of which each pixel has a tap.
-            let (lower, upper, tap_step) = (0, 0, 1);
-            let (pixels, phase, apart, step, taps, first) = (1, 0, 1, 1, 1, 0);
-            let products = kernel;
-            return Side {
-                pixels,
-                phase,
-                apart,
-                lower,
-                upper,
-                step,
-                taps,
-                first,
-                tap_step,
-                dilation,
-                products,
-            };
+            return Side { products: kernel, dilation, ..Side::POINT };
         }
         if pass == Pass::BackwardX {
             // Without a stride, `first` is 0 and what is left of a phase its padding.
@@ -90,30 +92,17 @@ impl Planner<'_> {
                 apart,
                 lower,
                 upper,
-                step: 1,
                 taps,
                 first,
                 tap_step,
                 dilation,
-                products: 1,
+                ..Side::POINT
             };
         }
         let [before, behind] = padding.map(|padding| padding as isize);
         let upper = behind - ((kernel - 1) * dilation) as isize;
         let (pixels, taps, step) = (outputs, kernel, stride);
-        Side {
-            pixels,
-            phase: 0,
-            apart: 1,
-            lower: -before,
-            upper,
-            step,
-            taps,
-            first: 0,
-            tap_step: 1,
-            dilation,
-            products: 1,
-        }
+        Side { pixels, lower: -before, upper, step, taps, dilation, ..Side::POINT }
     }
 
     /// The dimensions of each product of a pass: one, but of the gradient of `x` one for each phase of the strides.
@@ -130,7 +119,7 @@ impl Planner<'_> {
         all
     }
 
-    /// Whether tensor copies can bring the operands of a pass where all tensors begin at multiples of 16 bytes.
+    /// Whether tensor copies can bring the operands of a pass.
     pub(super) fn has_copies(&self, pass: Pass) -> bool {
         let Conv { dtype, layout, weight_layout, batch, channels, filters, groups, axes } = *self.conv;
         let bytes = dtype.bytes();
@@ -150,7 +139,8 @@ impl Planner<'_> {
         let phases = strides.into_iter().fold(1, usize::saturating_mul);
         let alike = phases == 1 || axes.iter().all(|axis| axis.dilation == 1);
         let reached = || self.phases(pass).iter().all(|sides| sides[3 - self.dims()..].iter().all(reached));
-        self.target.sm == 90
+        self.wide
+            && self.target.sm == 90
             && bytes == 2
             && layout == Layout::ChannelsLast
             && (weight_layout == Layout::ChannelsLast || self.sizes.taps == 1)
@@ -194,7 +184,6 @@ impl Planner<'_> {
         pass: Pass,
         tensors: &Tensors,
         epilogue: &Epilogue,
-        config: Option<PersistentConfig>,
     ) -> Result<Vec<LaunchStep>, PlanError> {
         let mut launches = Vec::new();
         let phases = self.phases(pass);
@@ -204,7 +193,7 @@ impl Planner<'_> {
         }
         for sides in phases.iter().filter(|sides| !is_empty(sides)) {
             let product = self.product(pass, sides);
-            let choice = tuning::choose(self.target, &product, config);
+            let choice = tuning::choose(self.target, &product, self.config);
             launches.extend(self.product_steps(pass, tensors, (sides, product), epilogue, choice)?);
         }
         Ok(launches)
@@ -250,15 +239,15 @@ impl Planner<'_> {
             apart,
         };
         let blocks = kernel.blocks();
+        let pixel_steps = self.pixel_steps(pass);
         // Elements from one row of the result to the next, and from one product to the next.
         let (ldy, stride_y) = match pass {
             Pass::BackwardWeight if !split && !joined => (channels * taps, channels),
-            Pass::BackwardX if apart => (n, self.pixel_steps(pass)[ROWS] as usize),
+            Pass::BackwardX if apart => (n, pixel_steps[ROWS] as usize),
             _ => (n, m * n),
         };
         let size = y_dtype.bytes() as u64;
-        let steps = self.pixel_steps(pass);
-        let first: u64 = sides.iter().zip(steps).map(|(side, step)| side.phase as u64 * step).sum();
+        let first: u64 = sides.iter().zip(pixel_steps).map(|(side, step)| side.phase as u64 * step).sum();
         let y = match split {
             true => self.workspace.arg_at(sums_at as u64),
             false => tensors.y_at(first * size),

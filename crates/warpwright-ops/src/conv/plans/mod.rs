@@ -20,7 +20,7 @@ use crate::catalogue::Direction;
 use crate::gemm::epilogue::{self, EpilogueArgs, HAS_BIAS, Program, sums_dtype};
 use crate::gemm::{MAX_LAYERS, WIDE};
 use crate::plan::{self, Operation, Plan, Variant, small};
-use crate::tensors::OutSlot;
+use crate::tensors::{OutSlot, SlotSpec};
 
 /// Bytes that what follows in a workspace begins at a multiple of.
 const LINE: usize = 128;
@@ -80,11 +80,24 @@ struct Planner<'a> {
     dy: Option<usize>,
     /// Whether all tensors begin at multiples of 16 bytes.
     wide: bool,
+    /// The tile of products, if it is asked for.
+    config: Option<PersistentConfig>,
 }
 
 impl<'a> Planner<'a> {
     const fn new(conv: &'a Conv, sizes: Sizes, target: Target, workspace: OutSlot) -> Self {
-        Self { conv, sizes, target, workspace, base: 0, scratch: 0, own_weight: None, dy: None, wide: false }
+        Self {
+            conv,
+            sizes,
+            target,
+            workspace,
+            base: 0,
+            scratch: 0,
+            own_weight: None,
+            dy: None,
+            wide: false,
+            config: None,
+        }
     }
 
     /// Gathered pixels and those of the grid of products of an axis, in this order.
@@ -123,28 +136,47 @@ impl<'a> Planner<'a> {
         Ok((from, end))
     }
 
-    /// The steps of a pass, with tensor copies if `wide` and the target has them.
+    /// The steps of a pass, with tensor copies if the target has them.
     fn pass(
         &mut self,
         pass: Pass,
         tensors: Tensors,
         epilogue: Epilogue,
-        (wide, config): (bool, Option<PersistentConfig>),
     ) -> Result<Vec<LaunchStep>, PlanError> {
-        if wide && self.has_copies(pass) {
-            return self.implicit(pass, &tensors, &epilogue, config);
+        if self.has_copies(pass) {
+            return self.implicit(pass, &tensors, &epilogue);
         }
-        if let Some(steps) = self.pointwise(pass, &tensors, &epilogue, wide)? {
+        if let Some(steps) = self.pointwise(pass, &tensors, &epilogue)? {
             return Ok(steps);
         }
-        let finishes = epilogue.1 != Program::default();
-        if let Some(kernel) = self.depthwise_kernel(pass, (wide, finishes)) {
+        if let Some(kernel) = self.depthwise_kernel(pass, epilogue.1) {
             return self.depthwise(&kernel, &tensors, &epilogue.0);
         }
-        if let Some(steps) = self.prepared(pass, &tensors, &epilogue, (wide, config))? {
+        if let Some(steps) = self.prepared(pass, &tensors, &epilogue)? {
             return Ok(steps);
         }
         self.gather(pass, tensors, epilogue.0)
+    }
+
+    /// The variants of a plan, by the steps of each.
+    fn variants(
+        &mut self,
+        config: Option<PersistentConfig>,
+        mut steps: impl FnMut(&mut Self) -> Result<Vec<LaunchStep>, PlanError>,
+    ) -> Result<Vec<Variant>, PlanError> {
+        self.config = config;
+        let mut variant = |wide| {
+            (self.wide, self.base, self.dy) = (wide, 0, None);
+            let alignment = if wide { WIDE } else { 1 };
+            Ok(Variant { alignment, steps: steps(self)? })
+        };
+        Ok(vec![variant(true)?, variant(false)?])
+    }
+
+    /// The workspace that the steps have use for.
+    fn scratch(&self) -> SlotSpec {
+        let sums = sums_dtype(self.conv.dtype);
+        self.workspace.scratch(sums, self.scratch.div_ceil(sums.bytes()))
     }
 
     /// Adds parts of `len` elements in the workspace from byte `at` on, or stores zeros if there are none.
@@ -156,16 +188,14 @@ impl<'a> Planner<'a> {
         wide: bool,
     ) -> Result<LaunchStep, PlanError> {
         let dtype = self.conv.dtype;
+        let from = self.workspace.written_at(at as u64);
+        let values = SumArgs { from, y, len: len as u64, parts, part: len as u64 };
         if parts > SumManyParts::LEAST {
             let grid = plan::cover(OP, len, SumManyParts::COLUMNS)?.unwrap_or([1; 3]);
-            let from = self.workspace.written_at(at as u64);
-            let values = SumArgs { from, y, len: len as u64, parts, part: len as u64 };
             return plan::launch(OP, &SumManyParts { dtype }, values, self.target, grid);
         }
         let width = if wide && len.is_multiple_of(SumParts::WIDE as usize) { SumParts::WIDE } else { 1 };
         let grid = plan::cover(OP, len, weight::THREADS * width)?.unwrap_or([1; 3]);
-        let from = self.workspace.written_at(at as u64);
-        let values = SumArgs { from, y, len: len as u64, parts, part: len as u64 };
         plan::launch(OP, &SumParts { dtype, width }, values, self.target, grid)
     }
 
@@ -254,8 +284,8 @@ impl Conv {
 }
 
 impl ConvDesc {
-    /// The plan in which aligned tensors are multiplied in tiles of `config`, one of [`tuning::configs`](crate::conv::tuning::configs), where the target has tensor copies
-    /// and they reach the tensors.
+    /// The plan in which aligned tensors are multiplied in tiles of `config`, one of [`tuning::configs`](crate::conv::tuning::configs), where
+    /// the target has tensor copies and they reach the tensors.
     ///
     /// # Errors
     /// As [`plan`](Operation::plan).
@@ -279,28 +309,24 @@ impl ConvDesc {
             activation: epilogue::code(self.activation).unwrap_or(0),
             ..EpilogueArgs::NONE
         };
-        let mut variants = Vec::new();
-        for wide in [true, false] {
-            let alignment = if wide { WIDE } else { 1 };
+        let variants = planner.variants(config, |planner| {
             let tensors = Tensors {
                 image: Args::x.arg(),
                 other: Args::weight.arg(),
                 bias: Args::bias.arg(),
                 y: (Args::y, 0),
             };
-            let steps = match sizes.y {
-                0 => Vec::new(),
-                _ => planner.pass(Pass::Forward, tensors, (epilogue.clone(), program), (wide, config))?,
-            };
-            variants.push(Variant { alignment, steps });
-        }
-        let sums = sums_dtype(conv.dtype);
+            match sizes.y {
+                0 => Ok(Vec::new()),
+                _ => planner.pass(Pass::Forward, tensors, (epilogue.clone(), program)),
+            }
+        })?;
         let tensors = Args::specs([
             Args::x.holds(conv.dtype, sizes.x),
             Args::weight.holds(conv.dtype, sizes.weight),
             Args::bias.holds(conv.dtype, conv.filters).optional(self.bias),
             Args::y.holds(conv.dtype, sizes.y),
-            Args::workspace.scratch(sums, planner.scratch.div_ceil(sums.bytes())),
+            planner.scratch(),
         ]);
         Ok(Plan::of(OP, Direction::Forward, target, tensors, variants))
     }
@@ -315,8 +341,8 @@ impl Operation for ConvDesc {
 }
 
 impl ConvBackwardDesc {
-    /// The plan in which aligned tensors are multiplied in tiles of `config`, one of [`tuning::configs`](crate::conv::tuning::configs), where the target has tensor copies
-    /// and they reach the tensors.
+    /// The plan in which aligned tensors are multiplied in tiles of `config`, one of [`tuning::configs`](crate::conv::tuning::configs), where
+    /// the target has tensor copies and they reach the tensors.
     ///
     /// # Errors
     /// As [`plan`](Operation::plan).
@@ -335,16 +361,13 @@ impl ConvBackwardDesc {
         let sizes = conv.check()?;
         let mut planner = Planner::new(conv, sizes, target, Args::workspace);
         let sums = (EpilogueArgs::NONE, Program::default());
-        let mut variants = Vec::new();
-        for wide in [true, false] {
-            let alignment = if wide { WIDE } else { 1 };
+        let variants = planner.variants(config, |planner| {
             let dy = || Args::dy.arg();
-            (planner.base, planner.dy) = (0, None);
             let mut steps = Vec::new();
             if self.dx && sizes.x > 0 {
                 let other = Args::weight.arg();
                 let tensors = Tensors { image: dy(), other, bias: In::address(0), y: (Args::dx, 0) };
-                steps.extend(planner.pass(Pass::BackwardX, tensors, sums.clone(), (wide, config))?);
+                steps.extend(planner.pass(Pass::BackwardX, tensors, sums.clone())?);
             }
             if self.dweight {
                 let tensors = Tensors {
@@ -353,14 +376,13 @@ impl ConvBackwardDesc {
                     bias: In::address(0),
                     y: (Args::dweight, 0),
                 };
-                steps.extend(planner.pass(Pass::BackwardWeight, tensors, sums.clone(), (wide, config))?);
+                steps.extend(planner.pass(Pass::BackwardWeight, tensors, sums.clone())?);
             }
             if self.dbias {
                 steps.extend(planner.bias(dy(), Args::dbias.arg())?);
             }
-            variants.push(Variant { alignment, steps });
-        }
-        let sums = sums_dtype(conv.dtype);
+            Ok(steps)
+        })?;
         let tensors = Args::specs([
             Args::x.holds(conv.dtype, sizes.x).optional(self.dweight),
             Args::weight.holds(conv.dtype, sizes.weight).optional(self.dx),
@@ -368,7 +390,7 @@ impl ConvBackwardDesc {
             Args::dx.holds(conv.dtype, sizes.x).optional(self.dx),
             Args::dweight.holds(conv.dtype, sizes.weight).optional(self.dweight),
             Args::dbias.holds(conv.dtype, conv.filters).optional(self.dbias),
-            Args::workspace.scratch(sums, planner.scratch.div_ceil(sums.bytes())),
+            planner.scratch(),
         ]);
         Ok(Plan::of(OP, Direction::Backward, target, tensors, variants))
     }

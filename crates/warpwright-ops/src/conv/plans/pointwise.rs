@@ -8,6 +8,7 @@ use warpwright_runtime::LaunchStep;
 use super::{Epilogue, Planner, Tensors};
 use crate::PlanError;
 use crate::conv::{Axis, Conv, Layout, Pass};
+use crate::gemm::epilogue::Program;
 use crate::gemm::{GemmArgs, GemmDesc, WIDE};
 use crate::plan::Operation;
 
@@ -45,14 +46,14 @@ fn rebound(value: &ArgValue, tensors: &[(ArgValue, ArgValue)]) -> ArgValue {
 
 impl Planner<'_> {
     /// The product that a pass is, if it is one.
-    fn product_of_matrices(&self, pass: Pass, (wide, epilogue): (bool, &Epilogue)) -> Option<GemmDesc> {
+    fn product_of_matrices(&self, pass: Pass, program: Program) -> Option<GemmDesc> {
         let Conv { dtype, layout, batch, channels, filters, groups, axes, .. } = *self.conv;
         let point = |axis: &Axis| (axis.kernel, axis.stride, axis.padding) == (1, 1, [0; 2]);
         let pixels = self.sizes.pixels_in;
         if groups > 1 || batch == 0 || pixels == 0 || !axes.iter().all(point) {
             return None;
         }
-        let (bias, activation) = (epilogue.1.bias, epilogue.1.activation);
+        let Program { bias, activation, .. } = program;
         let desc = match (layout, pass) {
             (Layout::ChannelsLast, Pass::Forward) => {
                 GemmDesc::new(dtype, [batch * pixels, filters, channels], false, true)
@@ -69,7 +70,7 @@ impl Planner<'_> {
             (Layout::ChannelsFirst, _) => {
                 // Rows that begin anywhere are for products of another layout, where there are better ones.
                 let aligned = (pixels * dtype.bytes()).is_multiple_of(WIDE as usize);
-                if wide && !aligned && self.target.sm == 90 && dtype.bytes() == 2 {
+                if self.wide && !aligned && self.target.sm == 90 && dtype.bytes() == 2 {
                     return None;
                 }
                 let desc = match pass {
@@ -89,12 +90,13 @@ impl Planner<'_> {
         pass: Pass,
         tensors: &Tensors,
         epilogue: &Epilogue,
-        wide: bool,
     ) -> Result<Option<Vec<LaunchStep>>, PlanError> {
-        let Some(desc) = self.product_of_matrices(pass, (wide, epilogue)) else { return Ok(None) };
+        let Some(desc) = self.product_of_matrices(pass, epilogue.1) else { return Ok(None) };
         let plan = desc.plan(self.target)?;
         let variants = plan.variants();
-        let Some(variant) = (if wide { variants.first() } else { variants.last() }) else { return Ok(None) };
+        let Some(variant) = (if self.wide { variants.first() } else { variants.last() }) else {
+            return Ok(None);
+        };
         let bytes = usize::try_from(plan.workspace_bytes()).unwrap_or(usize::MAX);
         let (at, _) = self.reserve(self.base, bytes)?;
         let (image, other) = (value_of(&tensors.image), value_of(&tensors.other));

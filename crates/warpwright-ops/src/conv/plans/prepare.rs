@@ -6,10 +6,8 @@ use warpwright_runtime::LaunchStep;
 use super::{Epilogue, Order, OwnWeight, Planner, Tensors};
 use crate::PlanError;
 use crate::conv::relayout::{self, PackTaps, PackTapsArgs, Relayout, RelayoutArgs, VECTOR};
-use crate::conv::tuning::PersistentConfig;
 use crate::conv::{Axis, Conv, Layout, OP, Pass};
 use crate::gemm::MAX_LAYERS;
-use crate::gemm::epilogue::Program;
 use crate::plan::{self, small};
 
 /// Channels that whole vectors have.
@@ -65,20 +63,18 @@ impl Planner<'_> {
         pass: Pass,
         tensors: &Tensors,
         epilogue: &Epilogue,
-        (wide, config): (bool, Option<PersistentConfig>),
     ) -> Result<Option<Vec<LaunchStep>>, PlanError> {
         let conv = *self.conv;
         let Change { conv: changed, row, folded } = self.changed(pass);
         let Ok(sizes) = changed.check() else { return Ok(None) };
-        let mut inner =
-            Planner { conv: &changed, sizes, ..Planner::new(&changed, sizes, self.target, self.workspace) };
-        let copies = wide && inner.has_copies(pass);
-        let strips = inner.depthwise_kernel(pass, (wide, epilogue.1 != Program::default()));
+        let mut inner = Planner::new(&changed, sizes, self.target, self.workspace);
+        (inner.wide, inner.config) = (self.wide, self.config);
+        let copies = inner.has_copies(pass);
+        let strips = inner.depthwise_kernel(pass, epilogue.1);
         if !copies && (strips.is_none() || conv.layout == Layout::ChannelsLast) {
             return Ok(None);
         }
-        (inner.base, inner.scratch, inner.wide) = (self.base, self.scratch, wide);
-        self.wide = wide;
+        (inner.base, inner.scratch) = (self.base, self.scratch);
         let mut steps = Vec::new();
         let same = |of: usize, changed: usize| conv.layout == Layout::ChannelsLast && of == changed;
         let (inputs, outputs) = (self.sizes.pixels_in, self.sizes.pixels_out);
@@ -86,10 +82,7 @@ impl Planner<'_> {
         let of_pixel = if folded { conv.channels } else { changed.channels };
         let mut image = tensors.image.clone();
         let mut other = tensors.other.clone();
-        let mut bias = tensors.bias.clone();
-        if pass == Pass::BackwardX {
-            bias = In::address(0);
-        }
+        let bias = tensors.bias.clone();
         // `dy` of both gradients is changed once.
         let filters = (conv.filters, changed.filters);
         if pass != Pass::Forward && !same(filters.0, filters.1) {
@@ -156,7 +149,7 @@ impl Planner<'_> {
         let tensors = Tensors { image, other, bias, y };
         steps.extend(match strips {
             Some(kernel) if !copies => inner.depthwise(&kernel, &tensors, &epilogue.0)?,
-            _ => inner.implicit(pass, &tensors, epilogue, config)?,
+            _ => inner.implicit(pass, &tensors, epilogue)?,
         });
         steps.extend(last);
         self.scratch = self.scratch.max(inner.scratch);
