@@ -15,6 +15,11 @@ kernel_args! {
     pub struct WideDivisorArgs => WideDivisor { multiplier: u64, shift: u32 }
 }
 
+kernel_args! {
+    /// A divisor of numbers that are known to be multiples of it, or told from others by their quotient.
+    pub struct ExactDivisorArgs => ExactDivisor { inverse: u32, shift: u32 }
+}
+
 /// The bits of `divisor - 1`: the shift that follows the product.
 const fn shift_of(divisor: u64) -> u32 {
     u64::BITS - (divisor - 1).leading_zeros()
@@ -37,6 +42,34 @@ impl WideDivisorArgs {
         let shift = shift_of(divisor);
         let multiplier = (((1u128 << shift) - divisor as u128) << 64) / divisor as u128 + 1;
         Self { multiplier: multiplier as u64, shift }
+    }
+}
+
+impl ExactDivisorArgs {
+    /// Divides by `divisor`; 0 counts as 1.
+    pub const fn new(divisor: u32) -> Self {
+        let divisor = if divisor == 0 { 1 } else { divisor };
+        let shift = divisor.trailing_zeros();
+        let odd = divisor >> shift;
+        // Each step doubles the bits that are right, of which an odd number has three of its own inverse.
+        let mut inverse = odd;
+        let mut bits = 3;
+        while bits < u32::BITS {
+            inverse = inverse.wrapping_mul(2u32.wrapping_sub(odd.wrapping_mul(inverse)));
+            bits *= 2;
+        }
+        Self { inverse, shift }
+    }
+}
+
+impl<'k> ExactDivisor<'k> {
+    /// `n / divisor` of a multiple; of any other number what is greater than every quotient, `(2^32 - 1) / divisor`.
+    #[track_caller]
+    pub fn quotient(self, n: U32<'k>) -> U32<'k> {
+        n.k().on_behalf(|| {
+            let product = n * self.inverse;
+            product.funnel_shr(product, self.shift)
+        })
     }
 }
 
@@ -74,6 +107,22 @@ mod tests {
         let multiples = [0, 1, 2, 3, 1000, largest / divisor].map(|q| q.saturating_mul(divisor));
         let near = multiples.into_iter().flat_map(|n| [n.saturating_sub(1), n, n.saturating_add(1)]);
         near.chain([largest, largest / 2]).filter(|n| *n < end).collect()
+    }
+
+    #[test]
+    fn quotients_of_multiples_are_exact_and_others_are_greater() {
+        for divisor in [1, 2, 3, 4, 5, 6, 7, 12, 16, 96, 1000, 65_535, 65_536, (1 << 31) - 1, 1 << 31] {
+            let ExactDivisorArgs { inverse, shift } = ExactDivisorArgs::new(divisor);
+            let last = u32::MAX / divisor;
+            for n in around(divisor.into(), 1 << 32).into_iter().map(|n| n as u32) {
+                let quotient = n.wrapping_mul(inverse).rotate_right(shift);
+                if n.is_multiple_of(divisor) {
+                    assert_eq!(quotient, n / divisor, "{n} / {divisor}");
+                } else {
+                    assert!(quotient > last, "{n} / {divisor}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use std::array;
 
+use warpwright_dsl::divide::ExactDivisorArgs;
 use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 
@@ -18,7 +19,7 @@ kernel_args! {
     pub(super) struct AxisArgs => AxisParams {
         /// Of the image that is gathered, and of the pixels that there are products for.
         extent: u32, pixels: u32,
-        kernel: u32, stride: u32, padding: u32, dilation: u32,
+        kernel: u32, stride: u32, padding: u32, dilation: u32, by_stride: ExactDivisorArgs,
         /// Pixels so far apart have the same taps, in the gradient of `x`; 1 where that is not made use of. And how many they are at most.
         phases: u32, of_phase: u32,
         /// Elements from one pixel of the image to the next.
@@ -258,16 +259,12 @@ impl<'k> Problem<'k> {
         let mut there: Option<Pred<'k>> = None;
         let mut at = pixel.first + tap.channel.to_u64() * self.p.of_image.channel;
         for ((axis, first), by) in self.axes().into_iter().zip(pixel.at).zip(tap.by) {
-            let (place, inside) = if self.pass == Pass::BackwardX {
-                let from = first - by;
-                let place = from / axis.stride;
-                // Numbers before the first wrap.
-                let whole = (place * axis.stride).eq(from) & from.to_i32().ge(0);
-                (place, whole & place.lt(axis.extent))
-            } else {
-                let place = first + by;
-                (place, place.lt(axis.extent))
+            // What is not a multiple of the stride, or wraps, has a quotient that no extent is greater than.
+            let place = match self.pass {
+                Pass::BackwardX => axis.by_stride.quotient(first - by),
+                _ => first + by,
             };
+            let inside = place.lt(axis.extent);
             at = at + place.to_u64() * axis.step;
             there = Some(there.map_or(inside, |there| there & inside));
         }

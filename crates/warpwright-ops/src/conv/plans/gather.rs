@@ -1,5 +1,6 @@
 //! Plans of the kernel that gathers images element by element.
 
+use warpwright_dsl::divide::ExactDivisorArgs;
 use warpwright_dsl::{In, KernelArgs};
 use warpwright_runtime::LaunchStep;
 
@@ -72,6 +73,7 @@ impl Planner<'_> {
                 stride: small(stride),
                 padding: small(padding[0]),
                 dilation: small(dilation),
+                by_stride: ExactDivisorArgs::new(small(stride)),
                 phases: small(phases[i]),
                 of_phase: small(of_phase[i]),
                 step: steps[i],
