@@ -260,6 +260,9 @@ impl<'k> K<'k> {
     }
 }
 
+/// The store of a copy through registers: where to, what, and where it happens.
+type Late<'k> = (Address, Vec<U32<'k>>, Option<Pred<'k>>);
+
 /// How much of one copy is read; the rest becomes zero.
 #[derive(Clone, Copy, Debug)]
 enum Limit<'k> {
@@ -292,7 +295,6 @@ impl<'k> TileCopy<'k> {
     }
 
     fn start_recorded(&self, stage: U32<'k>, bounds: Bounds<'k>, there: Option<Pred<'k>>) {
-        let k = self.row.k();
         let size = self.layout.dtype.bytes() as u32;
         let cols = bounds.cols.map(|cols| cols << size.trailing_zeros());
         let beyond_cols = cols.filter(|_| self.whole).map(|cols| self.within.ge(cols));
@@ -304,11 +306,10 @@ impl<'k> TileCopy<'k> {
         let mut late = Vec::new();
         let to = self.to + stage;
         for i in 0..self.count {
-            let down = i * self.rows_apart;
             if i > 0 {
                 from = from + self.bytes_apart;
             }
-            let row = || if down == 0 { self.row } else { self.row + down };
+            let row = || self.row(i);
             let limit = if self.whole {
                 let beyond_rows = bounds.rows.map(|rows| row().ge(rows));
                 [beyond_rows, beyond_cols].into_iter().flatten().reduce(|a, b| a | b).map(Limit::Outside)
@@ -319,29 +320,88 @@ impl<'k> TileCopy<'k> {
                 });
                 bytes.or(of_row).map(Limit::Bytes)
             };
-            // Threads beyond the last row of the tile have nothing to do.
-            let beyond = down + self.rows_apart > self.layout.rows;
-            let inside = beyond.then(|| row().lt(self.layout.rows));
-            let guard = match (there, inside) {
-                (Some(there), Some(inside)) => Some(there & inside),
-                (there, inside) => there.or(inside),
-            };
-            let dst = if self.layout.repeats_after(self.rows_apart) {
-                Address::reg(to.id(), i64::from(down * self.layout.row_bytes()))
-            } else {
-                let at = self.layout.offset(row(), self.within) + self.tile + stage;
-                Address::reg(at.id(), 0)
-            };
-            if k.target().sm >= ASYNC_SM && self.piece >= ASYNC_BYTES {
-                self.start_async(dst, from, limit, guard);
-            } else {
-                let words = self.read(from, limit, guard);
-                if let (Some(Limit::Bytes(bytes)), Some(_)) = (limit, of_row) {
-                    self.read_part(from, bytes, guard, &words);
-                }
-                late.push((dst, words, guard));
-            }
+            self.start_piece(i, (from, limit, of_row), (stage, to), there, &mut late);
         }
+        self.store_late(late);
+    }
+
+    /// Starts the thread's copies from anywhere in global memory, where `there` holds: `piece(i)` is where copy `i` reads, a multiple of its
+    /// bytes, and whether nothing is there and it becomes zero.
+    #[track_caller]
+    pub fn start_from(
+        &self,
+        stage: impl Source<'k, u32>,
+        there: Option<Pred<'k>>,
+        piece: impl Fn(u32) -> (U64<'k>, Pred<'k>),
+    ) {
+        let k = self.row.k();
+        k.on_behalf(|| {
+            let stage = stage.reg(k);
+            let mut late = Vec::new();
+            let to = self.to + stage;
+            for i in 0..self.count {
+                let (from, outside) = piece(i);
+                self.start_piece(i, (from, Some(Limit::Outside(outside)), None), (stage, to), there, &mut late);
+            }
+            self.store_late(late);
+        });
+    }
+
+    /// Copies of the thread.
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// The row that copy `i` of the thread is of.
+    #[track_caller]
+    pub fn row(&self, i: u32) -> U32<'k> {
+        if i == 0 { self.row } else { self.row + i * self.rows_apart }
+    }
+
+    /// The first column of the thread's copies.
+    #[track_caller]
+    pub fn col(&self) -> U32<'k> {
+        self.within >> (self.layout.dtype.bytes() as u32).trailing_zeros()
+    }
+
+    /// Copy `i` of the thread, to where the tile lies `stage` bytes further on; before `cp.async` its store is among the `late` ones.
+    fn start_piece(
+        &self,
+        i: u32,
+        (from, limit, of_row): (U64<'k>, Option<Limit<'k>>, Option<U32<'k>>),
+        (stage, to): (U32<'k>, U32<'k>),
+        there: Option<Pred<'k>>,
+        late: &mut Vec<Late<'k>>,
+    ) {
+        let k = self.row.k();
+        let down = i * self.rows_apart;
+        // Threads beyond the last row of the tile have nothing to do.
+        let beyond = down + self.rows_apart > self.layout.rows;
+        let inside = beyond.then(|| self.row(i).lt(self.layout.rows));
+        let guard = match (there, inside) {
+            (Some(there), Some(inside)) => Some(there & inside),
+            (there, inside) => there.or(inside),
+        };
+        let dst = if self.layout.repeats_after(self.rows_apart) {
+            Address::reg(to.id(), i64::from(down * self.layout.row_bytes()))
+        } else {
+            let at = self.layout.offset(self.row(i), self.within) + self.tile + stage;
+            Address::reg(at.id(), 0)
+        };
+        if k.target().sm >= ASYNC_SM && self.piece >= ASYNC_BYTES {
+            self.start_async(dst, from, limit, guard);
+            return;
+        }
+        let words = self.read(from, limit, guard);
+        if let (Some(Limit::Bytes(bytes)), Some(_)) = (limit, of_row) {
+            self.read_part(from, bytes, guard, &words);
+        }
+        late.push((dst, words, guard));
+    }
+
+    /// Stores what copies have read.
+    fn store_late(&self, late: Vec<Late<'k>>) {
+        let k = self.row.k();
         for (dst, words, guard) in late {
             let (ty, srcs) = (self.unit(), words.iter().map(|w| Operand::Reg(w.id())).collect());
             let store = Inst::St {

@@ -206,7 +206,7 @@ impl<'k> Outputs<'k> {
 
 /// The sums of a tile in the block's dynamic shared memory, in place of the slices, in pairs that meet few bank conflicts.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct SumTile<'k> {
+pub(crate) struct SumTile<'k> {
     tile: SharedTile<'k>,
     dtype: DType,
     rows: u32,
@@ -260,8 +260,21 @@ pub(super) fn finish_tile<'k, A: Accumulate>(
     k: K<'k>,
     outputs: Outputs<'k>,
     sums: SumTile<'k>,
+    origin: (U32<'k>, U32<'k>),
+    sizes: (U32<'k>, U32<'k>),
+) {
+    let place = |row: U32<'k>| row.to_u64() * outputs.leading;
+    finish_tile_at::<A>(k, outputs, sums, origin, sizes, place);
+}
+
+/// The same of results whose rows begin at elements that `place` says.
+pub(crate) fn finish_tile_at<'k, A: Accumulate>(
+    k: K<'k>,
+    outputs: Outputs<'k>,
+    sums: SumTile<'k>,
     (row, col): (U32<'k>, U32<'k>),
     (m, n): (U32<'k>, U32<'k>),
+    place: impl Fn(U32<'k>) -> U64<'k>,
 ) {
     let width = outputs.width();
     let aligned = outputs.aligned();
@@ -272,13 +285,16 @@ pub(super) fn finish_tile<'k, A: Accumulate>(
         let (to_row, to_col) = (row + r, col + c);
         k.if_(to_row.lt(m) & to_col.lt(n), || {
             let whole = aligned & (to_col + (width - 1)).lt(n);
+            let finish = |col: U32<'k>, sums: &Lanes<'k, A>| {
+                outputs.finish_at(place(to_row) + col.to_u64(), col, sums);
+            };
             k.if_else(
                 whole,
-                || outputs.finish(to_row, to_col, &sums.load::<A>(r, c, width)),
+                || finish(to_col, &sums.load::<A>(r, c, width)),
                 || {
                     let left = (n - to_col).min(width);
                     k.for_each(k.range(0, left, 1), |i| {
-                        outputs.finish(to_row, to_col + i, &sums.load::<A>(r, c + i, 1));
+                        finish(to_col + i, &sums.load::<A>(r, c + i, 1));
                     });
                 },
             );

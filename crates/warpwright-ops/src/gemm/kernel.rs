@@ -4,7 +4,7 @@
 use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 
-use super::epilogue::{self, EpilogueArgs, Outputs, ResultArgs};
+use super::epilogue::{self, EpilogueArgs, Outputs, ResultArgs, SumTile};
 use super::tuning::{Tiled, Tiles};
 use super::{simt, tensor, tf32};
 
@@ -26,7 +26,7 @@ kernel_args! {
 const GROUP_ROWS: u32 = 8;
 
 /// The tile of a block along rows and columns of the result: blocks along x of the grid go down groups of rows.
-pub(super) fn tile_of_block<'k>(
+pub(crate) fn tile_of_block<'k>(
     block: U32<'k>,
     (m, n): (U32<'k>, U32<'k>),
     (rows, cols): (u32, u32),
@@ -68,41 +68,73 @@ impl<'k> Share<'k> {
     }
 }
 
-/// The block's part of a product, and how its slices come to shared memory.
-pub(super) struct Problem<'k> {
-    k: K<'k>,
+/// What a block multiplies: the elements of both operands, how they lie in memory, and how the block is laid out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Factors {
+    pub(crate) dtype: DType,
+    pub(crate) major: (Major, Major),
+    pub(crate) config: Tiled,
+}
+
+impl Factors {
+    /// The sums of a block, when all threads are here.
+    pub(crate) fn sums<'k, A: Accumulate>(&self, problem: &Problem<'k>) -> SumTile<'k> {
+        match self.config {
+            Tiled::Tensor(config) if self.dtype == DType::F32 => tf32::sums(self, config, problem),
+            Tiled::Tensor(config) => tensor::sums::<A>(self, config, problem),
+            Tiled::Simt(config) => simt::sums::<A>(self, config, problem),
+            Tiled::Split(config) => tf32::exact_sums(self, config, problem),
+        }
+    }
+}
+
+/// How slices come to shared memory.
+enum Slices<'k> {
+    /// Those of matrices.
+    Copied(Box<Copies<'k>>),
+    /// Whatever this starts of a step for the stage that begins so many bytes after the first, where a condition holds.
+    Brought(Box<dyn Fn(U32<'k>, U32<'k>, Pred<'k>) + 'k>),
+}
+
+/// The copies of the slices of two matrices.
+struct Copies<'k> {
     major: (Major, Major),
-    tiles: Tiles,
+    slice: u32,
+    a: TileCopy<'k>,
+    b: TileCopy<'k>,
+    /// Where what the thread turns of `a` and `b` begins in shared memory.
+    turned: [Option<TilePoint<'k>>; 2],
+    /// Elements from one slice to the next.
+    next_a: U64<'k>,
+    next_b: U64<'k>,
+    /// How much is left of rows, columns, and of the common dimension.
+    left: (U32<'k>, U32<'k>, U32<'k>),
+    /// Whether a team may have less than its steps.
+    of_team: bool,
+}
+
+/// The block's part of a product, and how its slices come to shared memory.
+pub(crate) struct Problem<'k> {
+    pub(super) k: K<'k>,
     /// The warp's number in its team.
     pub(super) warp: U32<'k>,
     /// The number of its team, if there are several.
     pub(super) team: Option<U32<'k>>,
     pub(super) tile_a: SharedTile<'k>,
     pub(super) tile_b: SharedTile<'k>,
-    copy_a: TileCopy<'k>,
-    copy_b: TileCopy<'k>,
-    /// Where what the thread turns of `a` and `b` begins in shared memory.
-    turned: [Option<TilePoint<'k>>; 2],
-    /// Elements from one slice to the next.
-    next_a: U64<'k>,
-    next_b: U64<'k>,
+    /// How they lie in shared memory.
+    pub(super) placed: (Major, Major),
+    slices: Slices<'k>,
     /// First row and column of the result.
     pub(super) origin: (U32<'k>, U32<'k>),
-    /// How much is left of rows, columns, and of the common dimension.
-    left: (U32<'k>, U32<'k>, U32<'k>),
     /// Slices.
     pub(super) steps: U32<'k>,
-    batch: U64<'k>,
 }
 
 impl<'k> Problem<'k> {
-    pub(super) fn new(
-        k: K<'k>,
-        p: GemmParams<'k>,
-        dtype: DType,
-        major: (Major, Major),
-        config: Tiled,
-    ) -> Self {
+    /// That of matrices, and the number of its product.
+    fn of_matrices(k: K<'k>, p: GemmParams<'k>, factors: &Factors) -> (Self, U64<'k>) {
+        let Factors { dtype, major, config } = *factors;
         let tiles = *config.tiles();
         let Tiles { rows, cols, slice, piece, teams, .. } = tiles;
         let (layout_a, layout_b) = tiles.layouts(dtype, major.0, major.1);
@@ -139,42 +171,75 @@ impl<'k> Problem<'k> {
             if turns(major) { k.tile_from(tile.base(), layout) } else { tile }
         };
         let (tile_a, tile_b) = (outer(major.0, tile_a, outer_a), outer(major.1, tile_b, outer_b));
-        Self {
-            k,
+        let turned = [
+            turns(major.0).then(|| copy_a.across(tile_a)),
+            turns(major.1).then(|| copy_b.across(tile_b)),
+        ];
+        let placed = |major| if turns(major) { Major::Mn } else { major };
+        let copies = Copies {
             major,
-            tiles,
+            slice,
+            a: copy_a,
+            b: copy_b,
+            turned,
+            next_a,
+            next_b,
+            left: (p.m - row, p.n - col, depth),
+            of_team: team.is_some(),
+        };
+        let problem = Self {
+            k,
             warp,
             team,
             tile_a,
             tile_b,
-            turned: [
-                turns(major.0).then(|| copy_a.across(tile_a)),
-                turns(major.1).then(|| copy_b.across(tile_b)),
-            ],
-            copy_a,
-            copy_b,
-            next_a,
-            next_b,
+            placed: (placed(major.0), placed(major.1)),
+            slices: Slices::Copied(Box::new(copies)),
             origin: (row, col),
-            left: (p.m - row, p.n - col, depth),
             steps: steps.unwrap_or_else(|| (depth + (slice - 1)) / slice),
-            batch,
-        }
+        };
+        (problem, batch)
+    }
+
+    /// The sums from `origin` on of `steps` slices, which what `slices` makes of both tiles in the first stage starts the copies of.
+    pub(crate) fn brought<F: Fn(U32<'k>, U32<'k>, Pred<'k>) + 'k>(
+        k: K<'k>,
+        factors: &Factors,
+        origin: (U32<'k>, U32<'k>),
+        steps: U32<'k>,
+        slices: impl FnOnce(SharedTile<'k>, SharedTile<'k>) -> F,
+    ) -> Self {
+        let Factors { dtype, major, config } = *factors;
+        let (layout_a, layout_b) = config.tiles().layouts(dtype, major.0, major.1);
+        let tile_a = k.tile_at(k.dynamic_shared_elem(dtype), layout_a);
+        let tile_b = k.tile_at(k.dynamic_shared_elem(dtype), layout_b).moved(layout_a.bytes());
+        let slices = Slices::Brought(Box::new(slices(tile_a, tile_b)));
+        Self { k, warp: k.warp_idx(), team: None, tile_a, tile_b, placed: major, slices, origin, steps }
     }
 
     /// Starts the copies of slice `step`; what has to be turned comes to registers.
     pub(super) fn start(&self, step: U32<'k>, stage: U32<'k>, there: Pred<'k>) -> Turning<'k> {
+        match &self.slices {
+            Slices::Copied(copies) => copies.start(step, stage, there),
+            Slices::Brought(start) => {
+                start(step, stage, there);
+                Turning::default()
+            }
+        }
+    }
+}
+
+impl<'k> Copies<'k> {
+    fn start(&self, step: U32<'k>, stage: U32<'k>, there: Pred<'k>) -> Turning<'k> {
         let (m, n, depth) = self.left;
-        let begun = step * self.tiles.slice;
-        // A team may have less than its steps.
-        let depth = if self.team.is_some() { depth.max(begun) - begun } else { depth - begun };
+        let begun = step * self.slice;
+        let depth = if self.of_team { depth.max(begun) - begun } else { depth - begun };
         let bounds = |major, outer: U32<'k>| {
             let (rows, cols) = if major == Major::K { (outer, depth) } else { (depth, outer) };
             Bounds { rows: Some(rows), cols: Some(cols) }
         };
         let step = step.to_u64();
-        let sides =
-            [(self.copy_a, self.next_a, self.major.0, m), (self.copy_b, self.next_b, self.major.1, n)];
+        let sides = [(self.a, self.next_a, self.major.0, m), (self.b, self.next_b, self.major.1, n)];
         let mut sides_turning = Vec::new();
         for ((copy, next, major, outer), turned) in sides.into_iter().zip(self.turned) {
             let (copy, bounds) = (copy.advanced(step * next), bounds(major, outer));
@@ -184,19 +249,6 @@ impl<'k> Problem<'k> {
             }
         }
         Turning { sides: sides_turning, done: 0 }
-    }
-
-    /// How `a` and `b` lie in shared memory.
-    pub(super) fn placed(&self) -> (Major, Major) {
-        let placed = |major, turned: Option<_>| if turned.is_some() { Major::Mn } else { major };
-        (placed(self.major.0, self.turned[0]), placed(self.major.1, self.turned[1]))
-    }
-
-    /// Where the block's sums go.
-    pub(super) fn outputs(&self, p: GemmParams<'k>) -> Outputs<'k> {
-        let k = self.k;
-        let matrix = k.block_idx_y().to_u64() * k.grid_dim_z().to_u64() + self.batch;
-        Outputs::new(p.to, p.epilogue, (p.ldy, p.stride_y), (self.batch, matrix))
     }
 }
 
@@ -264,11 +316,11 @@ impl AccumulateKernel for Gemm {
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, p: GemmParams<'k>) {
-        match self.config {
-            Tiled::Tensor(config) if self.dtype == DType::F32 => tf32::body(self, config, k, p),
-            Tiled::Tensor(config) => tensor::body::<A>(self, config, k, p),
-            Tiled::Simt(config) => simt::body::<A>(self, config, k, p),
-            Tiled::Split(config) => tf32::exact_body(self, config, k, p),
-        }
+        let factors = Factors { dtype: self.dtype, major: (self.a, self.b), config: self.config };
+        let (problem, batch) = Problem::of_matrices(k, p, &factors);
+        let sums = factors.sums::<A>(&problem);
+        let matrix = k.block_idx_y().to_u64() * k.grid_dim_z().to_u64() + batch;
+        let outputs = Outputs::new(p.to, p.epilogue, (p.ldy, p.stride_y), (batch, matrix));
+        epilogue::finish_tile::<A>(k, outputs, sums, problem.origin, (p.m, p.n));
     }
 }

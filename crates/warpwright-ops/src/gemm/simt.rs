@@ -5,8 +5,8 @@ use std::cell::{Cell, RefCell};
 
 use warpwright_dsl::prelude::*;
 
-use super::epilogue::{self, SumTile};
-use super::kernel::{Gemm, GemmParams, Problem, Turning};
+use super::epilogue::SumTile;
+use super::kernel::{Factors, Problem, Turning};
 use super::tuning::{SimtConfig, Tiles};
 
 /// Elements that are read together along rows or columns.
@@ -79,16 +79,20 @@ impl<'k> Side<'k> {
     }
 }
 
-/// Records the product of a block.
-pub(super) fn body<'k, A: Accumulate>(gemm: &Gemm, config: SimtConfig, k: K<'k>, p: GemmParams<'k>) {
+/// Records the product of a block: its sums, when all threads are here.
+pub(super) fn sums<'k, A: Accumulate>(
+    factors: &Factors,
+    config: SimtConfig,
+    problem: &Problem<'k>,
+) -> SumTile<'k> {
+    let k = problem.k;
     let Tiles { rows, cols, teams, .. } = config.tiles;
-    let problem = Problem::new(k, p, gemm.dtype, (gemm.a, gemm.b), gemm.config);
-    let sums = Sums::<A>::new(k, gemm, config, &problem);
+    let sums = Sums::<A>::new(factors, config, problem);
     k.barrier();
     let tile = SumTile::new::<A>(k, rows, cols, teams);
     sums.store(tile.of_team(problem.team));
     k.barrier();
-    epilogue::finish_tile::<A>(k, problem.outputs(p), tile, problem.origin, (p.m, p.n));
+    tile
 }
 
 /// The sums of a thread.
@@ -100,9 +104,9 @@ pub(super) struct Sums<'k, A: Accumulate> {
 
 impl<'k, A: Accumulate> Sums<'k, A> {
     /// Goes through the slices of a block.
-    pub(super) fn new(k: K<'k>, gemm: &Gemm, config: SimtConfig, problem: &Problem<'k>) -> Self {
-        let (left, right) = sides(k, config, problem);
-        let sums = multiply(k, gemm, config, problem, (&left, &right));
+    pub(super) fn new(factors: &Factors, config: SimtConfig, problem: &Problem<'k>) -> Self {
+        let (left, right) = sides(config, problem);
+        let sums = multiply(factors, config, problem, (&left, &right));
         Self { left, right, sums }
     }
 
@@ -128,7 +132,8 @@ impl<'k, A: Accumulate> Sums<'k, A> {
 }
 
 /// Rows and columns of the thread.
-fn sides<'k>(k: K<'k>, config: SimtConfig, problem: &Problem<'k>) -> (Side<'k>, Side<'k>) {
+fn sides<'k>(config: SimtConfig, problem: &Problem<'k>) -> (Side<'k>, Side<'k>) {
+    let k = problem.k;
     let own = (SimtConfig::DOWN, config.across);
     let (lanes_down, lanes_across) = config.lanes();
     let warps_across = config.tiles.cols / (lanes_across * own.1);
@@ -138,20 +143,20 @@ fn sides<'k>(k: K<'k>, config: SimtConfig, problem: &Problem<'k>) -> (Side<'k>, 
     let lane_col = (lane >> 1) & (lanes_across - 1);
     let warp_row = (warp / warps_across) * (lanes_down * own.0);
     let warp_col = (warp % warps_across) * (lanes_across * own.1);
-    let (a, b) = problem.placed();
+    let (a, b) = problem.placed;
     let left = Side::new(problem.tile_a, a, (lane_row, lanes_down), own.0, warp_row);
     let right = Side::new(problem.tile_b, b, (lane_col, lanes_across), own.1, warp_col);
     (left, right)
 }
 
 fn multiply<'k, A: Accumulate>(
-    k: K<'k>,
-    gemm: &Gemm,
+    factors: &Factors,
     config: SimtConfig,
     problem: &Problem<'k>,
     (left, right): (&Side<'k>, &Side<'k>),
 ) -> RegTile<'k, A> {
-    let tiles = config.tiles;
+    let (k, tiles) = (problem.k, config.tiles);
+    let Factors { dtype, major, .. } = *factors;
     let slice = tiles.slice;
     let depths = if A::DOUBLE { DOUBLE_VECTOR } else { config.depths() };
     let operands =
@@ -162,7 +167,7 @@ fn multiply<'k, A: Accumulate>(
     // What was fetched first is put to shared memory at once, the rest between the products of a step.
     let (ahead, begun, turning) = (tiles.stages - 1, Cell::new(0), RefCell::new(Turning::default()));
     k.pipeline_ahead(
-        tiles.pipeline(gemm.dtype, gemm.a, gemm.b),
+        tiles.pipeline(dtype, major.0, major.1),
         problem.steps,
         |step, stage, there| {
             let mut fetched = problem.start(step, stage, there);

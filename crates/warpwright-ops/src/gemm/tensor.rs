@@ -2,21 +2,26 @@
 
 use warpwright_dsl::prelude::*;
 
-use super::epilogue::{self, SumTile};
-use super::kernel::{Gemm, GemmParams, Problem};
+use super::epilogue::SumTile;
+use super::kernel::{Factors, Problem};
 use super::tuning::{TensorConfig, Tiles};
 
-/// Records the product of a block.
-pub(super) fn body<'k, A: Accumulate>(gemm: &Gemm, config: TensorConfig, k: K<'k>, p: GemmParams<'k>) {
+/// Records the product of a block: its sums, when all warps are here.
+pub(super) fn sums<'k, A: Accumulate>(
+    factors: &Factors,
+    config: TensorConfig,
+    problem: &Problem<'k>,
+) -> SumTile<'k> {
+    let k = problem.k;
     let TensorConfig { tiles, warps_down, warps_across } = config;
     let Tiles { rows, cols, slice, .. } = tiles;
-    let atom = k.mma_atom(gemm.dtype);
-    let problem = Problem::new(k, p, gemm.dtype, (gemm.a, gemm.b), gemm.config);
+    let Factors { dtype, major, .. } = *factors;
+    let atom = k.mma_atom(dtype);
     let (warp_rows, warp_cols) = (rows / warps_down, cols / warps_across);
     let warp = problem.warp;
     let (warp_row, warp_col) = ((warp / warps_across) * warp_rows, (warp % warps_across) * warp_cols);
-    let read_a = problem.tile_a.reader_a(atom, gemm.a, warp_row);
-    let read_b = problem.tile_b.reader_b(atom, gemm.b, warp_col);
+    let read_a = problem.tile_a.reader_a(atom, major.0, warp_row);
+    let read_b = problem.tile_b.reader_b(atom, major.1, warp_col);
     let (down, across) = (warp_rows / atom.m(), warp_cols / atom.n());
     // The operands of one step of the atom along the common dimension.
     let operands = |stage: U32<'k>, depth: u32| {
@@ -28,7 +33,7 @@ pub(super) fn body<'k, A: Accumulate>(gemm: &Gemm, config: TensorConfig, k: K<'k
     let zero = Accumulator::<A>::zero(k, atom);
     let init: Vec<Vec<_>> = (0..down).map(|_| (0..across).map(|_| zero.clone()).collect()).collect();
     let sums = k.pipeline_ahead(
-        tiles.pipeline(gemm.dtype, gemm.a, gemm.b),
+        tiles.pipeline(dtype, major.0, major.1),
         problem.steps,
         |step, stage, there| drop(problem.start(step, stage, there)),
         |stage| operands(stage, 0),
@@ -73,5 +78,5 @@ pub(super) fn body<'k, A: Accumulate>(gemm: &Gemm, config: TensorConfig, k: K<'k
         }
     }
     k.barrier();
-    epilogue::finish_tile::<A>(k, problem.outputs(p), tile, problem.origin, (p.m, p.n));
+    tile
 }

@@ -8,8 +8,8 @@
 
 use warpwright_dsl::prelude::*;
 
-use super::epilogue::{self, SumTile};
-use super::kernel::{Gemm, GemmParams, Problem};
+use super::epilogue::SumTile;
+use super::kernel::{Factors, Problem};
 use super::simt;
 use super::tuning::{SplitConfig, TensorConfig, Tiles};
 
@@ -100,17 +100,18 @@ type Accumulators<'k> = Vec<Vec<Accumulator<'k, f32>>>;
 
 /// Goes through the slices of a block.
 fn multiply<'k>(
-    k: K<'k>,
-    gemm: &Gemm,
+    factors: &Factors,
     (tiles, exact): (Tiles, bool),
     problem: &Problem<'k>,
     (left, right): (&Side<'k>, &Side<'k>),
 ) -> Accumulators<'k> {
+    let k = problem.k;
+    let Factors { dtype, major, .. } = *factors;
     let zero = Accumulator::<f32>::zero(k, ATOM);
     let zeros = vec![vec![zero; right.units as usize]; left.units as usize / 2];
     let load = |stage, depth| (left.load(stage, depth), right.load(stage, depth));
     k.pipeline_ahead(
-        tiles.pipeline(gemm.dtype, gemm.a, gemm.b),
+        tiles.pipeline(dtype, major.0, major.1),
         problem.steps,
         |step, stage, there| drop(problem.start(step, stage, there)),
         |stage| load(stage, 0),
@@ -235,50 +236,45 @@ fn all_finite<'k>(k: K<'k>, sums: &Accumulators<'k>) -> Pred<'k> {
     k.group_combine_once(k.block_threads(), rows.sum().unwrap_or(zero), |a, b| a + b).eq(0.0)
 }
 
-/// The block's part of a product, and its warps' parts of that.
-struct Parts<'k> {
-    problem: Problem<'k>,
-    left: Side<'k>,
-    right: Side<'k>,
+/// The parts of a warp in both sides of a product.
+fn sides<'k>(factors: &Factors, warps: (u32, u32), problem: &Problem<'k>) -> (Side<'k>, Side<'k>) {
+    let Tiles { rows, cols, .. } = *factors.config.tiles();
+    let (rows, cols) = (rows / warps.0, cols / warps.1);
+    let (down, across) = (problem.warp / warps.1, problem.warp % warps.1);
+    let left = Side::new(problem.k, problem.tile_a, factors.major.0, down * rows, rows);
+    let right = Side::new(problem.k, problem.tile_b, factors.major.1, across * cols, cols);
+    (left, right)
 }
 
-impl<'k> Parts<'k> {
-    fn new(gemm: &Gemm, warps: (u32, u32), k: K<'k>, p: GemmParams<'k>) -> Self {
-        let problem = Problem::new(k, p, gemm.dtype, (gemm.a, gemm.b), gemm.config);
-        let Tiles { rows, cols, .. } = *gemm.config.tiles();
-        let (rows, cols) = (rows / warps.0, cols / warps.1);
-        let (down, across) = (problem.warp / warps.1, problem.warp % warps.1);
-        let left = Side::new(k, problem.tile_a, gemm.a, down * rows, rows);
-        let right = Side::new(k, problem.tile_b, gemm.b, across * cols, cols);
-        Self { problem, left, right }
-    }
-}
-
-/// Records the product of a block, of operands that are rounded.
-pub(super) fn body<'k>(gemm: &Gemm, config: TensorConfig, k: K<'k>, p: GemmParams<'k>) {
+/// Records the product of a block, of operands that are rounded: its sums, when all warps are here.
+pub(super) fn sums<'k>(factors: &Factors, config: TensorConfig, problem: &Problem<'k>) -> SumTile<'k> {
+    let k = problem.k;
     let TensorConfig { tiles, warps_down, warps_across } = config;
-    let Parts { problem, left, right } = Parts::new(gemm, (warps_down, warps_across), k, p);
+    let (left, right) = sides(factors, (warps_down, warps_across), problem);
     let sides = (&left, &right);
-    let sums = multiply(k, gemm, (tiles, false), &problem, sides);
+    let sums = multiply(factors, (tiles, false), problem, sides);
     // The stages are free when all warps are here.
     k.barrier();
     let tile = SumTile::new::<f32>(k, tiles.rows, tiles.cols, tiles.teams);
     store(k, tile.of_team(problem.team), sides, &sums, None);
     k.barrier();
-    epilogue::finish_tile::<f32>(k, problem.outputs(p), tile, problem.origin, (p.m, p.n));
+    tile
 }
 
 /// The same of operands that are split.
-pub(super) fn exact_body<'k>(gemm: &Gemm, config: SplitConfig, k: K<'k>, p: GemmParams<'k>) {
+pub(super) fn exact_sums<'k>(factors: &Factors, config: SplitConfig, problem: &Problem<'k>) -> SumTile<'k> {
+    let k = problem.k;
     let SplitConfig { tiles, warps_down, warps_across } = config;
-    let Parts { problem, left, right } = Parts::new(gemm, (warps_down, warps_across), k, p);
+    let (left, right) = sides(factors, (warps_down, warps_across), problem);
     let sides = (&left, &right);
-    let sums = multiply(k, gemm, (tiles, true), &problem, sides);
+    let sums = multiply(factors, (tiles, true), problem, sides);
     // Behind the stages, which may be needed again.
-    let ring = tiles.pipeline(gemm.dtype, gemm.a, gemm.b).total_bytes();
+    let ring = tiles.pipeline(factors.dtype, factors.major.0, factors.major.1).total_bytes();
     let tile = SumTile::new::<f32>(k, tiles.rows, tiles.cols, 1).moved(ring);
     store(k, tile, sides, &sums, Some((SCALE * SCALE).recip()));
-    k.if_(!all_finite(k, &sums), || simt::Sums::<f32>::new(k, gemm, config.simt(), &problem).replace(tile));
+    k.if_(!all_finite(k, &sums), || {
+        simt::Sums::<f32>::new(factors, config.simt(), problem).replace(tile);
+    });
     k.barrier();
-    epilogue::finish_tile::<f32>(k, problem.outputs(p), tile, problem.origin, (p.m, p.n));
+    tile
 }
