@@ -341,7 +341,13 @@ impl<'k> TileCopy<'k> {
             let to = self.to + stage;
             for i in 0..self.count {
                 let (from, outside) = piece(i);
-                self.start_piece(i, (from, Some(Limit::Outside(outside)), None), (stage, to), there, &mut late);
+                self.start_piece(
+                    i,
+                    (from, Some(Limit::Outside(outside)), None),
+                    (stage, to),
+                    there,
+                    &mut late,
+                );
             }
             self.store_late(late);
         });

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use warpwright_ops::activation::{Activation, reference as activation};
 use warpwright_ops::conv::reference::{Scaled, View};
-use warpwright_ops::conv::tuning::{self, PersistentConfig};
+use warpwright_ops::conv::tuning::{self, Tile};
 use warpwright_ops::conv::{Axis, Conv, ConvArgs, ConvBackwardArgs, ConvBackwardDesc, ConvDesc, Layout};
+use warpwright_ops::gemm::Precision;
 use warpwright_ops::plan::TensorSpec;
 use warpwright_ops::{Direction, Operation};
-use warpwright_ptx::DType;
+use warpwright_ptx::{DType, Target};
 
 use crate::budget;
 use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject};
@@ -29,7 +30,7 @@ struct Subjected {
     /// Elements past an aligned address.
     lead: usize,
     /// The tile, where the target has it; otherwise the one that is chosen for the sizes.
-    config: Option<PersistentConfig>,
+    tile: Option<Tile>,
 }
 
 const FIRST: Layout = Layout::ChannelsFirst;
@@ -44,7 +45,7 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
                 let Conv { batch, channels, filters, groups, axes, layout, weight_layout, .. } = subject.conv;
                 let axes: Vec<String> = axes.iter().filter(|axis| **axis != Axis::ONE).map(name_of).collect();
                 let input = format!(
-                    "{} {}, weight {}, {groups} groups{}{}{}{}{}{}",
+                    "{} {}, weight {}, {groups} groups{}{}{}{}{}{}{}",
                     layout.name(),
                     axes.join(" "),
                     weight_layout.name(),
@@ -55,7 +56,8 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
                     } else {
                         format!(", {:?}", subject.wanted)
                     },
-                    subject.config.map_or(String::new(), |c| format!(", {}", c.name())),
+                    subject.tile.map_or(String::new(), |tile| format!(", {}", tile.name())),
+                    if subject.conv.precision == Precision::Tf32 { ", tf32" } else { "" },
                     if subject.special { ", special" } else { "" },
                     if subject.lead > 0 { ", misaligned" } else { "" },
                 );
@@ -88,7 +90,7 @@ fn situations(direction: Direction, dtype: DType, scope: Scope) -> Vec<Subjected
                 Conv { groups, axes, layout, weight_layout, ..Conv::new(dtype, sizes, Axis::ONE, Axis::ONE) };
             let bias = direction == Direction::Backward;
             let (activation, wanted) = (None, [true; 3]);
-            Subjected { conv, direction, bias, activation, wanted, special: false, lead: 0, config: None }
+            Subjected { conv, direction, bias, activation, wanted, special: false, lead: 0, tile: None }
         };
     let square = |side: usize, kernel: usize, stride, padding, dilation| {
         let axis = Axis::new(side, kernel).with(stride, padding, dilation);
@@ -177,23 +179,36 @@ fn situations(direction: Direction, dtype: DType, scope: Scope) -> Vec<Subjected
         all.push(with([2, 16, 8], 1, square(26, 3, 1, 1, 1), both));
         all.push(with([2, 3, 5], 1, square(30, 3, 1, 1, 1), (FIRST, FIRST)));
     }
-    // Every tile of sm_90a: more than a round of its ring, whole tiles and others.
-    if dtype.bytes() == 2 {
-        for config in tuning::configs() {
-            let (rows, cols) = (config.rows as usize, config.cols as usize);
-            let side = (rows as f64).sqrt() as usize + 3;
-            for (channels, filters) in [(72, cols + 8), (64, 40)] {
-                let (channels, filters) = match direction {
-                    Direction::Forward => (channels, filters),
-                    // Columns are channels.
-                    Direction::Backward => (filters, channels),
-                };
-                // Rings of few stages go round with fewer taps.
-                let kernel = if config.stages > 6 { 3 } else { 2 };
-                let axes = square(side, kernel, 1, 1, 1);
-                all.push(Subjected { config: Some(config), ..with([1, channels, filters], 1, axes, both) });
-            }
+    // Groups of several channels, whose copies have 16, 8 or 4 bytes.
+    all.push(with([2, 32, 16], 2, square(7, 3, 1, 1, 1), both));
+    all.push(with([1, 24, 36], 3, square(6, 3, 2, 1, 1), (FIRST, FIRST)));
+    all.push(with([1, 8, 12], 2, square(7, 2, 1, 0, 2), both));
+    all.push(with(
+        [1, 16, 8],
+        2,
+        [Axis::new(4, 2).with(1, 0, 1), Axis::new(5, 3).with(2, 1, 1), Axis::new(6, 2)],
+        both,
+    ));
+    all.push(Subjected { special: true, ..with([2, 16, 16], 2, square(6, 3, 1, padding, 1), both) });
+    all.push(Subjected { lead: 1, ..with([1, 16, 16], 2, square(5, 3, 1, 1, 1), both) });
+    // Every tile: more than a round of its ring, whole tiles and others.
+    for &precision in if dtype == DType::F32 { PRECISIONS.as_slice() } else { &PRECISIONS[..1] } {
+        for tile in tuning::tiles(dtype, precision, Target::sm(90)) {
+            all.extend(of_tile(direction, tile).map(|(sizes, axes)| {
+                let subject = with(sizes, 1, axes, both);
+                Subjected { tile: Some(tile), conv: Conv { precision, ..subject.conv }, ..subject }
+            }));
         }
+    }
+    if dtype == DType::F32 {
+        let rounded = |subject: Subjected| Subjected {
+            conv: Conv { precision: Precision::Tf32, ..subject.conv },
+            ..subject
+        };
+        all.push(rounded(with([2, 16, 24], 1, square(7, 3, 2, 1, 1), both)));
+        all.push(rounded(with([1, 8, 12], 2, square(7, 3, 1, 1, 1), (FIRST, FIRST))));
+        all.push(rounded(with([2, 24, 20], 1, square(6, 1, 1, 0, 1), both)));
+        all.push(rounded(with([2, 3, 16], 1, square(9, 5, 2, 2, 1), (FIRST, FIRST))));
     }
     if scope == Scope::Full {
         for channels in 1..=9 {
@@ -214,10 +229,42 @@ fn situations(direction: Direction, dtype: DType, scope: Scope) -> Vec<Subjected
     all
 }
 
+const PRECISIONS: [Precision; 2] = [Precision::Full, Precision::Tf32];
+
+/// Images, channels, filters and axes of more than a round of a tile's ring, whole tiles and others.
+fn of_tile(direction: Direction, tile: Tile) -> [([usize; 3], [Axis; 3]); 2] {
+    let (rows, cols) = tile.sides();
+    let (rows, cols) = (rows as usize, cols as usize);
+    let side = (rows as f64).sqrt() as usize + 3;
+    // Rings of few stages go round with fewer taps.
+    let axis = Axis::new(side, if tile.stages() > 6 { 3 } else { 2 }).with(1, 1, 1);
+    [(72, cols + 8), (64, 40)].map(|(channels, filters)| {
+        let (channels, filters) = match direction {
+            Direction::Forward => (channels, filters),
+            // Columns are channels.
+            Direction::Backward => (filters, channels),
+        };
+        ([1, channels, filters], [Axis::ONE, axis, axis])
+    })
+}
+
 impl Subjected {
     fn values(&self, len: usize, salt: u64) -> Vec<f64> {
         let values = Input::Normal.values(len, salt << 32 | len as u64);
-        values.into_iter().map(|v| storage::round(self.conv.dtype, v)).collect()
+        // Elements of `bf16` are elements of `tf32`.
+        let dtype = if self.conv.precision == Precision::Tf32 { DType::BF16 } else { self.conv.dtype };
+        values.into_iter().map(|v| storage::round(dtype, v)).collect()
+    }
+
+    /// The tile that is asked for, if a target has it.
+    fn tile_on(&self, target: Target) -> Option<Tile> {
+        self.tile.filter(|tile| tuning::tiles(self.conv.dtype, self.conv.precision, target).contains(tile))
+    }
+
+    /// The shapes with the precision that a target has.
+    fn conv_on(&self, target: Target) -> Conv {
+        let known = target.sm >= 80;
+        Conv { precision: if known { self.conv.precision } else { Precision::Full }, ..self.conv }
     }
 
     /// An image with numbers that nothing cancels.
@@ -239,9 +286,10 @@ impl Subjected {
     }
 
     fn forward(&self, bench: &mut Bench<'_>, view: &View<'_>) -> Result<Comparison, CaseError> {
-        let desc = ConvDesc { conv: self.conv, bias: self.bias, activation: self.activation };
-        let plan = match self.config.filter(|_| bench.target().sm == 90) {
-            Some(config) => desc.plan_with(bench.target(), config)?,
+        let desc =
+            ConvDesc { conv: self.conv_on(bench.target()), bias: self.bias, activation: self.activation };
+        let plan = match self.tile_on(bench.target()) {
+            Some(tile) => desc.plan_with(bench.target(), tile)?,
             None => desc.plan(bench.target())?,
         };
         let len = |name: &str| plan.tensor(name).map_or(0, |spec| spec.len);
@@ -269,9 +317,9 @@ impl Subjected {
 
     fn backward(&self, bench: &mut Bench<'_>, view: &View<'_>) -> Result<Comparison, CaseError> {
         let [dx, dweight, dbias] = self.wanted;
-        let desc = ConvBackwardDesc { conv: self.conv, dx, dweight, dbias };
-        let plan = match self.config.filter(|_| bench.target().sm == 90) {
-            Some(config) => desc.plan_with(bench.target(), config)?,
+        let desc = ConvBackwardDesc { conv: self.conv_on(bench.target()), dx, dweight, dbias };
+        let plan = match self.tile_on(bench.target()) {
+            Some(tile) => desc.plan_with(bench.target(), tile)?,
             None => desc.plan(bench.target())?,
         };
         let (dtype, lead) = (self.conv.dtype, self.lead);
@@ -318,7 +366,7 @@ fn workspace(bench: &Bench<'_>, spec: Option<&TensorSpec>) -> Result<Option<Plac
 
 impl Subject for Subjected {
     fn layout(&self) -> String {
-        self.config.map_or(String::new(), |config| config.name())
+        self.tile.map_or(String::new(), |tile| tile.name())
     }
 
     fn run(&self, bench: &mut Bench<'_>) -> Result<Comparison, CaseError> {

@@ -1,11 +1,13 @@
 //! Times convolutions and their gradients with every tile that there is for them, in microseconds with cold caches.
 //!
-//!     cargo run --release -p warpwright-timing --bin conv_time [-- NAME ...] [DTYPE] [first] [sweep]
+//!     cargo run --release -p warpwright-timing --bin conv_time [-- NAME ...] [DTYPE] [tf32] [first] [sweep]
 //!
-//! NAME: a part of the name of a row, or all rows. `first`: channels first. `sweep` takes every tile, not only that of the plan.
+//! NAME: a part of the name of a row, or all rows. `tf32`: of `f32` rounded to that. `first`: channels first. `sweep` takes every tile,
+//! not only that of the plan.
 
-use warpwright::conv::tuning::{self, PersistentConfig};
+use warpwright::conv::tuning::{self, Tile};
 use warpwright::conv::{Axis, Conv, ConvBackwardDesc, ConvDesc, Layout};
+use warpwright::gemm::Precision;
 use warpwright::{DType, Device, Error, Operation, Plan};
 use warpwright_timing::{Cold, Ready, Shared};
 
@@ -40,7 +42,7 @@ const ROWS: &[Row] = &[
 ];
 
 fn conv(
-    dtype: DType,
+    (dtype, precision): (DType, Precision),
     layout: Layout,
     ([batch, channels, filters, groups], dims): ([usize; 4], &[[usize; 4]]),
 ) -> Conv {
@@ -48,7 +50,7 @@ fn conv(
     for (axis, [input, kernel, stride, padding]) in axes[3 - dims.len()..].iter_mut().zip(dims) {
         *axis = Axis::new(*input, *kernel).with(*stride, *padding, 1);
     }
-    Conv { dtype, layout, weight_layout: layout, batch, channels, filters, groups, axes }
+    Conv { dtype, layout, weight_layout: layout, batch, channels, filters, groups, axes, precision }
 }
 
 fn main() -> Result<(), Error> {
@@ -56,8 +58,13 @@ fn main() -> Result<(), Error> {
     let has = |word: &str| args.iter().any(|arg| arg == word);
     let dtype = args.iter().find_map(|arg| DType::from_name(arg)).unwrap_or(DType::BF16);
     let layout = if has("first") { Layout::ChannelsFirst } else { Layout::ChannelsLast };
-    let words =
-        |arg: &&String| !["first", "sweep"].contains(&arg.as_str()) && DType::from_name(arg).is_none();
+    let (dtype, precision) = match has("tf32") {
+        true => (DType::F32, Precision::Tf32),
+        false => (dtype, Precision::Full),
+    };
+    let words = |arg: &&String| {
+        !["first", "sweep", "tf32"].contains(&arg.as_str()) && DType::from_name(arg).is_none()
+    };
     let names: Vec<&String> = args.iter().filter(words).collect();
     let device = Device::best();
     println!("{}, {}", device.name(), device.target());
@@ -66,27 +73,27 @@ fn main() -> Result<(), Error> {
         if !names.is_empty() && !names.iter().any(|part| name.contains(part.as_str())) {
             continue;
         }
-        let conv = conv(dtype, layout, (sizes, dims));
+        let conv = conv((dtype, precision), layout, (sizes, dims));
         let outputs: usize = conv.axes.iter().map(|axis| axis.outputs().unwrap_or(0)).product();
         let taps: usize = conv.axes.iter().map(|axis| axis.kernel).product();
         let products = conv.batch * outputs * conv.filters * (conv.channels / conv.groups) * taps;
         println!("{name}: {:.1} GFLOP", 2e-9 * products as f64);
-        let configs = if has("sweep") { tuning::configs() } else { Vec::new() };
-        let configs: Vec<_> = std::iter::once(None).chain(configs.into_iter().map(Some)).collect();
         let target = device.target();
+        let tiles = if has("sweep") { tuning::tiles(dtype, precision, target) } else { Vec::new() };
+        let tiles: Vec<_> = std::iter::once(None).chain(tiles.into_iter().map(Some)).collect();
         let forward = ConvDesc::new(conv);
-        let plan = |config| match config {
-            Some(config) => forward.plan_with(target, config),
+        let plan = |tile| match tile {
+            Some(tile) => forward.plan_with(target, tile),
             None => forward.plan(target),
         };
-        time(&device, &cold, "forward", (&configs, products), plan)?;
+        time(&device, &cold, "forward", (&tiles, products), plan)?;
         for (pass, dx) in [("dx", true), ("dweight", false)] {
             let backward = ConvBackwardDesc { conv, dx, dweight: !dx, dbias: false };
-            let plan = |config| match config {
-                Some(config) => backward.plan_with(target, config),
+            let plan = |tile| match tile {
+                Some(tile) => backward.plan_with(target, tile),
                 None => backward.plan(target),
             };
-            time(&device, &cold, pass, (&configs, products), plan)?;
+            time(&device, &cold, pass, (&tiles, products), plan)?;
         }
     }
     Ok(())
@@ -97,15 +104,15 @@ fn time<O: Operation>(
     device: &Device,
     cold: &Cold,
     pass: &str,
-    (configs, products): (&[Option<PersistentConfig>], usize),
-    plan: impl Fn(Option<PersistentConfig>) -> Result<Plan<O>, warpwright::PlanError>,
+    (tiles, products): (&[Option<Tile>], usize),
+    plan: impl Fn(Option<Tile>) -> Result<Plan<O>, warpwright::PlanError>,
 ) -> Result<(), Error> {
     let mut shared = Shared::new();
-    for config in configs {
-        let ready = Ready::new(device, &mut shared, plan(*config)?)?;
+    for tile in tiles {
+        let ready = Ready::new(device, &mut shared, plan(*tile)?)?;
         let us = cold.time(&ready)?;
         let steps: Vec<_> = ready.plan.steps().iter().map(|step| step.kernel().name().to_owned()).collect();
-        let mark = if config.is_none() { '*' } else { ' ' };
+        let mark = if tile.is_none() { '*' } else { ' ' };
         println!(
             "{mark} {pass:<8}{us:>10.2} us {:>7.1} TFLOP/s  {}",
             2e-6 * products as f64 / us,

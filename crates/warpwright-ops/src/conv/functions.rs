@@ -4,6 +4,7 @@ use warpwright_runtime::{Stream, Tensor};
 
 use super::{Axis, Conv, ConvArgs, ConvBackwardArgs, ConvBackwardDesc, ConvDesc, Layout};
 use crate::activation::Activation;
+use crate::gemm::Precision;
 use crate::plan::PlanCache;
 use crate::{Error, PlanError};
 
@@ -25,6 +26,8 @@ pub struct ConvOptions<'a> {
     pub groups: usize,
     /// Where the channels of `x`, the weight and the result are.
     pub layout: Layout,
+    /// How exact products of `f32` are.
+    pub precision: Precision,
 }
 
 impl Default for ConvOptions<'_> {
@@ -37,6 +40,7 @@ impl Default for ConvOptions<'_> {
             dilation: &[1],
             groups: 1,
             layout: Layout::ChannelsFirst,
+            precision: Precision::Full,
         }
     }
 }
@@ -97,8 +101,9 @@ impl ConvOptions<'_> {
                 number("dilation", self.dilation, i)?,
             );
         }
-        let (dtype, layout) = (x.dtype(), self.layout);
-        Ok(Conv { dtype, layout, weight_layout: layout, batch, channels, filters, groups: self.groups, axes })
+        let Self { groups, layout, precision, .. } = *self;
+        let (dtype, weight_layout) = (x.dtype(), layout);
+        Ok(Conv { dtype, layout, weight_layout, batch, channels, filters, groups, axes, precision })
     }
 
     /// The shape of the result.

@@ -75,6 +75,8 @@ impl Implicit {
         let Self { dtype, pass, config, store, split, .. } = *self;
         let (a, b) = match pass {
             Pass::Forward => (Major::K, Major::K),
+            // Products of `tf32` take both along the common dimension.
+            Pass::BackwardX if dtype == DType::F32 => (Major::K, Major::K),
             Pass::BackwardX => (Major::K, Major::Mn),
             Pass::BackwardWeight => (Major::Mn, Major::Mn),
         };

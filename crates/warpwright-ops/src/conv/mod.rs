@@ -24,6 +24,7 @@ mod plans;
 pub mod reference;
 mod relayout;
 pub(crate) mod samples;
+mod tiled;
 pub mod tuning;
 mod weight;
 
@@ -32,7 +33,7 @@ use warpwright_ptx::DType;
 use crate::PlanError;
 use crate::activation::Activation;
 pub use crate::batch_norm::Layout;
-use crate::gemm::{MAX_SIDE, epilogue};
+use crate::gemm::{MAX_SIDE, Precision, epilogue};
 use crate::tensors::tensors;
 
 pub use functions::*;
@@ -105,6 +106,8 @@ pub struct Conv {
     pub groups: usize,
     /// Depth, height and width; [`Axis::ONE`] for those that there are not.
     pub axes: [Axis; 3],
+    /// How exact products are; [`Precision::Tf32`] is for `f32`.
+    pub precision: Precision,
 }
 
 /// A pass through a convolution.
@@ -161,7 +164,8 @@ impl Conv {
     ) -> Self {
         let layout = Layout::ChannelsLast;
         let axes = [Axis::ONE, height, width];
-        Self { dtype, layout, weight_layout: layout, batch, channels, filters, groups: 1, axes }
+        let precision = Precision::Full;
+        Self { dtype, layout, weight_layout: layout, batch, channels, filters, groups: 1, axes, precision }
     }
 
     fn refused(parameter: &'static str, got: impl ToString, expected: &'static str) -> PlanError {
@@ -170,6 +174,7 @@ impl Conv {
 
     fn check(&self) -> Result<Sizes, PlanError> {
         PlanError::check_floats(OP, "x", self.dtype)?;
+        self.precision.check(OP, self.dtype)?;
         for (name, side) in [("channels", self.channels), ("filters", self.filters), ("groups", self.groups)]
         {
             if side == 0 || side > MAX_SIDE {

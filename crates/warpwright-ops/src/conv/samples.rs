@@ -8,12 +8,15 @@ use super::depthwise::{self, Depthwise};
 use super::gather::Gather;
 use super::implicit::Implicit;
 use super::relayout::{PackTaps, Relayout};
+use super::tiled::TiledConv;
+use super::tuning::{Kind, PIECES};
 use super::weight::{FinishParts, Reorder, SumManyParts, SumParts};
 use super::{Axis, Conv, ConvBackwardDesc, ConvDesc, Layout, OP, Pass, tuning};
 use crate::PlanError;
 use crate::activation::Activation;
 use crate::catalogue::Extents;
 use crate::catalogue::{Asked, Direction, Entry, Family, Planned};
+use crate::gemm::Precision;
 use crate::gemm::engine::Store;
 use crate::gemm::epilogue::Program;
 use crate::plan;
@@ -78,6 +81,7 @@ fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
         filters: o.filters().unwrap_or(channels),
         groups: o.groups().unwrap_or(1),
         axes,
+        precision: asked.precision(),
     };
     let bias = o.bias().is_some();
     if asked.is_backward() {
@@ -113,12 +117,12 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
     }
     if dtype.bytes() == 2 {
         all.push(plan::recorded(OP, &PackTaps { dtype }, target)?);
-        for width in [1, SumParts::WIDE] {
-            all.push(plan::recorded(OP, &FinishParts { dtype, width }, target)?);
-        }
     }
     for width in [1, SumParts::WIDE] {
         all.push(plan::recorded(OP, &SumParts { dtype, width }, target)?);
+        if dtype != DType::F64 {
+            all.push(plan::recorded(OP, &FinishParts { dtype, width }, target)?);
+        }
     }
     for &pass in passes(entry.direction) {
         for layout in layouts {
@@ -130,10 +134,13 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
                 }
             }
         }
+        for kernel in tiled_kernels(dtype, pass, target) {
+            all.push(plan::recorded(OP, &kernel, target)?);
+        }
         for kernel in depthwise_kernels(dtype, pass) {
             all.push(plan::recorded(OP, &kernel, target)?);
         }
-        if target.sm == 90 && dtype.bytes() == 2 {
+        if target.sm == 90 {
             for kernel in implicit_kernels(dtype, pass) {
                 all.push(plan::recorded(OP, &kernel, Target::specific(target.sm))?);
             }
@@ -147,10 +154,32 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
     Ok(all)
 }
 
+/// Kernels in tiles: of `f16` those of two dimensions with the widest copies.
+fn tiled_kernels(dtype: DType, pass: Pass, target: Target) -> Vec<TiledConv> {
+    let mut all = Vec::new();
+    for piece in PIECES {
+        for dims in [2, 3] {
+            if dtype == DType::F16 && (dims, piece) != (2, PIECES[0]) {
+                continue;
+            }
+            let split = [false, true];
+            let of_config = |config| split.map(|split| TiledConv { dtype, pass, dims, config, split });
+            for &precision in Precision::of(dtype, target) {
+                let kind = Kind { dtype, precision, target, pass };
+                all.extend(tuning::tiled_configs(&kind, piece).into_iter().flat_map(of_config));
+            }
+        }
+    }
+    all
+}
+
 /// Kernels in persistent blocks: of two dimensions and `bf16` every tile, of others one.
 fn implicit_kernels(dtype: DType, pass: Pass) -> Vec<Implicit> {
     let mut all = Vec::new();
-    for config in tuning::configs() {
+    if dtype == DType::F64 || (dtype == DType::F32 && pass == Pass::BackwardWeight) {
+        return all;
+    }
+    for config in tuning::persistent_configs() {
         let usual = (config.rows, config.cols) == (128, 128);
         for dims in [2, 3] {
             if usual || (dims == 2 && dtype == DType::BF16) {

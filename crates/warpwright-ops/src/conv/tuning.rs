@@ -1,11 +1,49 @@
 //! How the passes of a convolution are run.
 
-use warpwright_ptx::Target;
+use warpwright_dsl::{Major, MmaAtom};
 use warpwright_ptx::isa::DeviceLimits;
+use warpwright_ptx::{DType, Target};
 
-use super::{depthwise, gather};
+use super::{Pass, depthwise, gather};
+use crate::gemm::Precision;
+use crate::gemm::tuning::{self as products, Candidate, Config, Tiles};
 
-pub use crate::gemm::tuning::PersistentConfig;
+pub use crate::gemm::tuning::{PersistentConfig, Tiled};
+
+/// A tile of a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Tile {
+    /// Of persistent blocks, that tensor copies bring images to.
+    Persistent(PersistentConfig),
+    /// Of blocks that ordinary copies do.
+    Copied(Tiled),
+}
+
+impl Tile {
+    /// A part of the kernel's name.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Persistent(config) => config.name(),
+            Self::Copied(config) => config.name(),
+        }
+    }
+
+    /// Rows and columns of a product.
+    pub const fn sides(&self) -> (u32, u32) {
+        match self {
+            Self::Persistent(config) => (config.rows, config.cols),
+            Self::Copied(config) => (config.tiles().rows, config.tiles().cols),
+        }
+    }
+
+    /// Slices in shared memory.
+    pub const fn stages(&self) -> u32 {
+        match self {
+            Self::Persistent(config) => config.stages,
+            Self::Copied(config) => config.tiles().stages,
+        }
+    }
+}
 
 /// A tile of persistent blocks, and in how many parts they take the common dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -21,7 +59,7 @@ pub struct Choice {
 pub(super) struct Product {
     pub(super) m: u64,
     pub(super) n: u64,
-    /// Slices of the common dimension, of 64.
+    /// Slices of the common dimension, of 128 bytes.
     pub(super) slices: u32,
     /// Products.
     pub(super) count: u64,
@@ -49,15 +87,28 @@ const TILES: [(PersistentConfig, f64); 8] = [
     tile((64, 64, 1), 12, 0.61),
 ];
 
-/// Every tile that a plan can have.
-pub fn configs() -> Vec<PersistentConfig> {
-    TILES.iter().map(|(config, _)| *config).collect()
+/// Every tile of persistent blocks.
+pub(super) fn persistent_configs() -> impl Iterator<Item = PersistentConfig> {
+    TILES.iter().map(|(config, _)| *config)
+}
+
+/// Every tile that a plan for elements of `dtype` with this precision can have.
+pub fn tiles(dtype: DType, precision: Precision, target: Target) -> Vec<Tile> {
+    let on_copies = target.sm == 90 && multiplies_panels(dtype, precision);
+    let persistent = persistent_configs().filter(|_| on_copies).map(Tile::Persistent);
+    let kind = Kind { dtype, precision, target, pass: Pass::Forward };
+    persistent.chain(tiled_configs(&kind, PIECES[0]).into_iter().map(Tile::Copied)).collect()
+}
+
+/// Whether persistent blocks multiply such elements.
+pub(super) fn multiplies_panels(dtype: DType, precision: Precision) -> bool {
+    dtype.bytes() == 2 || (dtype == DType::F32 && precision == Precision::Tf32)
 }
 
 /// Least slices of a part, and most parts.
 const LEAST_STEPS: u32 = 8;
 const MAX_PARTS: u32 = 64;
-/// Depth of a slice of 16-bit elements, and the bytes of a row of one.
+/// Depth of a slice of 16-bit elements, whose products take as long as those of half as many of `tf32`, and the bytes of a row of one.
 const DEPTH: f64 = 64.0;
 const LINE: f64 = 128.0;
 /// Fitted to times on one H200, with cold caches, of every tile for 17 convolutions (`conv_time sweep`): the tile that this model takes is
@@ -89,10 +140,13 @@ fn us(target: Target, product: &Product, choice: &Choice, efficiency: f64) -> f6
 }
 
 /// The choice that takes the least time, with the tile of `only` if it is given.
-pub(super) fn choose(target: Target, product: &Product, only: Option<PersistentConfig>) -> Choice {
+pub(super) fn choose(target: Target, product: &Product, only: Option<Tile>) -> Choice {
     let slices = product.slices;
     let most = (slices / LEAST_STEPS).clamp(1, MAX_PARTS);
-    let tiles: Vec<_> = only.map_or_else(|| TILES.to_vec(), |config| vec![(config, 1.0)]);
+    let tiles = match only {
+        Some(Tile::Persistent(config)) => vec![(config, 1.0)],
+        _ => TILES.to_vec(),
+    };
     let first = Choice { config: tiles[0].0, steps: slices };
     let all = tiles.into_iter().flat_map(|(config, efficiency)| {
         (1..=most).map(move |parts| {
@@ -102,6 +156,120 @@ pub(super) fn choose(target: Target, product: &Product, only: Option<PersistentC
     });
     all.min_by(|a, b| a.1.total_cmp(&b.1)).map_or(first, |(choice, _)| choice)
 }
+
+/// A tile that ordinary copies bring images to, and in how many parts blocks take the common dimension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TiledChoice {
+    pub(super) config: Tiled,
+    /// How much of the common dimension a block takes.
+    pub(super) part: u32,
+}
+
+/// Tiles of 16-bit elements: the narrow ones are for groups.
+const HALF: [Candidate; 5] = [
+    products::tensor(Tiles::new(128, 128, 64, 3), (2, 4), 0.9),
+    products::tensor(Tiles::new(64, 64, 32, 4), (2, 2), 0.6),
+    products::tensor(Tiles::new(128, 32, 32, 4), (4, 1), 0.35),
+    products::tensor(Tiles::new(128, 16, 32, 4), (4, 1), 0.2),
+    products::tensor(Tiles::new(16, 64, 32, 4), (1, 4), 0.2),
+];
+/// Of `f32` whose numbers are split.
+const SPLIT: [Candidate; 4] = [
+    products::split(Tiles::new(128, 128, 16, 3), (2, 4), 0.81),
+    products::split(Tiles::new(64, 128, 16, 3), (2, 4), 0.79),
+    products::split(Tiles::new(64, 32, 16, 3), (2, 1), 0.5),
+    products::split(Tiles::new(32, 64, 16, 3), (1, 2), 0.5),
+];
+/// Of `f32` rounded to `tf32`.
+const ROUNDED: [Candidate; 4] = [
+    products::tensor(Tiles::new(128, 128, 32, 3), (2, 4), 0.66),
+    products::tensor(Tiles::new(64, 64, 32, 3), (2, 2), 0.6),
+    products::tensor(Tiles::new(64, 32, 32, 3), (2, 1), 0.4),
+    products::tensor(Tiles::new(32, 64, 32, 3), (1, 2), 0.4),
+];
+/// Of `f32` without tensor cores for it.
+const SINGLE: [Candidate; 1] = [products::simt(Tiles::new(64, 64, 16, 3), 8, 0.66)];
+
+/// Copies of a slice of one operand that a thread has registers for: where each reads from. Where it has few sums there are more.
+const MAX_COPIES: u32 = 8;
+const MAX_COPIES_OF_NARROW: u32 = 16;
+
+/// Bytes that a copy of neighbouring channels can have.
+pub(super) const PIECES: [u32; 3] = [16, 8, 4];
+
+/// The products of a pass, as far as there are tiles for them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kind {
+    pub(super) dtype: DType,
+    pub(super) precision: Precision,
+    pub(super) target: Target,
+    pub(super) pass: Pass,
+}
+
+/// The tiles of products, of which there may be none, with copies of so many bytes.
+fn tiled_candidates(kind: &Kind, piece: u32) -> impl Iterator<Item = (Candidate, Tiled)> + use<> {
+    let Kind { dtype, precision, target, pass } = *kind;
+    let has_cores = |dtype| MmaAtom::of(dtype).is_some_and(|atom| atom.exists(target));
+    let all: &[Candidate] = match dtype {
+        DType::F32 if precision == Precision::Tf32 => &ROUNDED,
+        DType::F32 if MmaAtom::Tf32.exists(target) => &SPLIT,
+        DType::F32 => &SINGLE,
+        DType::F16 | DType::BF16 if has_cores(dtype) => &HALF,
+        _ => &[],
+    };
+    let limit = DeviceLimits::of(target).shared_per_block;
+    all.iter().filter_map(move |candidate| {
+        let Config::Tiled(config) = candidate.config else { return None };
+        let (config, tiles) = (config.with(piece), config.tiles());
+        let bytes = |a, b| Config::Tiled(config).shared_bytes(dtype, a, b);
+        let shared = bytes(Major::K, Major::K).max(bytes(Major::Mn, Major::Mn));
+        let pieces = tiles.rows.max(tiles.cols) * tiles.slice * dtype.bytes() as u32 / piece;
+        let narrow = dtype.bytes() == 2 && tiles.cols <= 32 && pass != Pass::BackwardWeight;
+        let most = if narrow { MAX_COPIES_OF_NARROW } else { MAX_COPIES };
+        let fits = shared <= limit && pieces <= most * config.threads();
+        fits.then_some((*candidate, config))
+    })
+}
+
+/// Every tile that ordinary copies of so many bytes bring images to.
+pub(super) fn tiled_configs(kind: &Kind, piece: u32) -> Vec<Tiled> {
+    tiled_candidates(kind, piece).map(|(_, config)| config).collect()
+}
+
+/// The one that takes the least time for `groups` products, in which blocks share the common dimension where they may.
+pub(super) fn choose_tiled(
+    kind: &Kind,
+    [m, n, depth]: [u64; 3],
+    groups: u64,
+    (piece, most): (u32, u32),
+    only: Option<Tile>,
+) -> Option<TiledChoice> {
+    let Kind { dtype, target, .. } = *kind;
+    let devices = u64::from(DeviceLimits::of(target).multiprocessors);
+    let choice = |(candidate, config): (Candidate, Tiled)| {
+        let tiles = config.tiles();
+        let blocks = m.div_ceil(tiles.rows.into()) * n.div_ceil(tiles.cols.into()) * groups;
+        // Several blocks run on a multiprocessor.
+        let parts = (TILED_BLOCKS * devices / blocks.max(1)).min(depth / LEAST_PART);
+        let parts = parts.clamp(1, most.min(MAX_PARTS).into());
+        let part = depth.div_ceil(parts).max(1).next_multiple_of(tiles.slice.into());
+        let parts = depth.div_ceil(part).max(1);
+        let sums = (m * n * groups * parts) as f64 * 4.0;
+        let adding = if parts > 1 { PARTS_US + 2.0 * sums / PARTS_RATE + sums / STORE_RATE } else { 0.0 };
+        let us = products::tiles_us(dtype, target, &candidate, (blocks * parts, part.min(depth))) + adding;
+        Some((TiledChoice { config, part: u32::try_from(part).ok()? }, us))
+    };
+    let all: Vec<_> = tiled_candidates(kind, piece).filter_map(choice).collect();
+    let asked = all.iter().find(|(choice, _)| match only {
+        Some(Tile::Copied(only)) => choice.config.with(only.tiles().piece) == only,
+        _ => false,
+    });
+    asked.or_else(|| all.iter().min_by(|a, b| a.1.total_cmp(&b.1))).map(|(choice, _)| *choice)
+}
+
+/// Blocks of a multiprocessor that share the common dimension of few tiles, and the least of it that is worth one.
+const TILED_BLOCKS: u64 = 2;
+const LEAST_PART: u64 = 256;
 
 /// Blocks of a multiprocessor that the ordinary units are kept busy by.
 const BUSY_BLOCKS: u64 = 4;
@@ -141,7 +309,7 @@ mod tests {
     #[test]
     fn tiles_have_as_many_stages_as_there_is_shared_memory_for() {
         let limit = DeviceLimits::of(Target::sm(90)).shared_per_block;
-        for config in configs() {
+        for config in persistent_configs() {
             let slices = (config.rows + config.cols) * LINE as u32;
             let bytes = |stages| PersistentConfig { stages, ..config }.shared_bytes(slices);
             assert!(bytes(config.stages) <= limit, "{config:?}");

@@ -308,7 +308,7 @@ pub(crate) fn sums_dtype(dtype: DType) -> DType {
 }
 
 /// The types of a kernel's arguments; parts of sums are stored as they are.
-pub(super) fn dtypes(dtype: DType, split: bool) -> DTypes {
+pub(crate) fn dtypes(dtype: DType, split: bool) -> DTypes {
     let dtypes = DTypes::all(dtype);
     if !split {
         return dtypes;

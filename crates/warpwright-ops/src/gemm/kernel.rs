@@ -171,10 +171,8 @@ impl<'k> Problem<'k> {
             if turns(major) { k.tile_from(tile.base(), layout) } else { tile }
         };
         let (tile_a, tile_b) = (outer(major.0, tile_a, outer_a), outer(major.1, tile_b, outer_b));
-        let turned = [
-            turns(major.0).then(|| copy_a.across(tile_a)),
-            turns(major.1).then(|| copy_b.across(tile_b)),
-        ];
+        let turned =
+            [turns(major.0).then(|| copy_a.across(tile_a)), turns(major.1).then(|| copy_b.across(tile_b))];
         let placed = |major| if turns(major) { Major::Mn } else { major };
         let copies = Copies {
             major,

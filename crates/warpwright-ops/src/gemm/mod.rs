@@ -20,7 +20,7 @@ pub(crate) mod epilogue;
 mod f16x3;
 mod functions;
 pub(crate) mod groups;
-mod kernel;
+pub(crate) mod kernel;
 mod pack;
 pub(crate) mod persistent;
 pub(crate) mod plain;

@@ -1,7 +1,7 @@
 //! Convolutions and their gradients.
 
 use warpwright_ops::activation::Activation;
-use warpwright_ops::conv::tuning::PersistentConfig;
+use warpwright_ops::conv::tuning::{PersistentConfig, Tile};
 use warpwright_ops::conv::{Axis, Conv, ConvBackwardDesc, ConvDesc, Layout};
 use warpwright_ops::{Operation, PlanError};
 use warpwright_ptx::DType;
@@ -42,21 +42,21 @@ const ACTIVATIONS: [Option<Activation>; 7] = [
 ];
 
 /// Both directions of convolutions, with functions of the sums where no tile is asked for.
-fn check(convs: &[Conv], config: Option<PersistentConfig>, skipped: fn(&str) -> bool) {
+fn check(convs: &[Conv], tile: Option<Tile>, skipped: fn(&str) -> bool) {
     let sweep = Sweep { skipped, survivors: SURVIVORS, by_line: true, ..Sweep::new(plain) };
     let all: Vec<usize> = (0..convs.len()).collect();
     let right = |plan: Result<_, PlanError>| plan.expect("plan");
     let forward = plans(&all, |i| {
         let function = ACTIVATIONS[i % ACTIVATIONS.len()];
-        let (bias, activation) = if config.is_some() { (false, None) } else { (i % 3 == 0, function) };
+        let (bias, activation) = if tile.is_some() { (false, None) } else { (i % 3 == 0, function) };
         let desc = ConvDesc { conv: convs[i], bias, activation };
-        right(config.map_or_else(|| desc.plan(TARGET), |config| desc.plan_with(TARGET, config)))
+        right(tile.map_or_else(|| desc.plan(TARGET), |tile| desc.plan_with(TARGET, tile)))
     });
     sweep.check(&forward);
     let right = |plan: Result<_, PlanError>| plan.expect("plan");
     let backward = plans(&all, |i| {
         let desc = ConvBackwardDesc { conv: convs[i], dx: true, dweight: true, dbias: i % 2 == 0 };
-        right(config.map_or_else(|| desc.plan(TARGET), |config| desc.plan_with(TARGET, config)))
+        right(tile.map_or_else(|| desc.plan(TARGET), |tile| desc.plan_with(TARGET, tile)))
     });
     sweep.check(&backward);
 }
@@ -70,10 +70,10 @@ fn gathered(layout: Layout) {
     ];
     let cube = [Axis::new(4, 3).with(1, 1, 1), Axis::new(5, 2).with(2, 0, 2), Axis::new(6, 3).with(1, 1, 1)];
     let convs = [
-        conv(DType::F32, [2, 5, 7], 1, axes, layout),
-        conv(DType::F32, [1, 4, 6], 2, cube, layout),
-        conv(DType::F32, [2, 1, 70], 1, square(23, 2, 1, 0), layout),
-        conv(DType::F32, [1, 33, 65], 1, square(3, 2, 1, 1), layout),
+        conv(DType::F64, [2, 5, 7], 1, axes, layout),
+        conv(DType::F64, [1, 4, 6], 2, cube, layout),
+        conv(DType::F64, [2, 1, 70], 1, square(23, 2, 1, 0), layout),
+        conv(DType::F64, [1, 33, 65], 1, square(3, 2, 1, 1), layout),
     ];
     check(&convs, None, |name| !name.contains("_gather") && !name.contains("_bias_"));
 }
@@ -121,7 +121,7 @@ fn defects_of_products_of_images_are_noticed() {
         conv(DType::BF16, [1, 64, 8], 1, [Axis::new(12, 5), Axis::new(12, 5), Axis::new(12, 6)], LAST),
     ];
     // Sums of parts are stored as results are, by the same lines, of too few tiles here.
-    check(&convs, Some(SMALL), |name| !name.contains("_wgp_") || name.contains("_split"));
+    check(&convs, Some(Tile::Persistent(SMALL)), |name| !name.contains("_wgp_") || name.contains("_split"));
 }
 
 #[test]

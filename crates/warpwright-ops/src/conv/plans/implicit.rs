@@ -8,7 +8,7 @@ use warpwright_runtime::LaunchStep;
 use super::{Epilogue, Order, OwnWeight, Planner, Tensors};
 use crate::PlanError;
 use crate::conv::implicit::{self, ImageArgs, Implicit, ImplicitArgs};
-use crate::conv::tuning::{self, Choice};
+use crate::conv::tuning::{self, Choice, Tile};
 use crate::conv::weight::{self, FinishArgs, FinishParts, SumParts};
 use crate::conv::{Axis, Conv, Layout, OP, Pass};
 use crate::gemm::WIDE;
@@ -19,28 +19,28 @@ use crate::plan::{self, small};
 /// The largest stride that tensor copies go by.
 const MAX_COPY_STRIDE: usize = 8;
 /// The dimension of rows.
-const ROWS: usize = 1;
+pub(super) const ROWS: usize = 1;
 /// Launches of a gradient of `x`.
 const MAX_PHASES: usize = 16;
 
 /// A dimension as products of a pass go over it.
 #[derive(Clone, Copy, Debug)]
-struct Side {
+pub(super) struct Side {
     /// Pixels that there are products for, the first of them in the result, and from one to the next there.
-    pixels: usize,
-    phase: usize,
-    apart: usize,
+    pub(super) pixels: usize,
+    pub(super) phase: usize,
+    pub(super) apart: usize,
     /// Where the box of a copy begins and ends, counted from the ends of the image that is gathered, and its pixels from one to the next.
-    lower: isize,
-    upper: isize,
-    step: usize,
+    pub(super) lower: isize,
+    pub(super) upper: isize,
+    pub(super) step: usize,
     /// Taps, the first of them among those of the weight, and from one to the next there and in the image.
-    taps: usize,
-    first: usize,
-    tap_step: usize,
-    dilation: usize,
+    pub(super) taps: usize,
+    pub(super) first: usize,
+    pub(super) tap_step: usize,
+    pub(super) dilation: usize,
     /// Products, each of one tap and one pixel of the result.
-    products: usize,
+    pub(super) products: usize,
 }
 
 impl Side {
@@ -62,19 +62,25 @@ impl Side {
 
 impl Planner<'_> {
     /// The dimensions of kernels with tensor copies.
-    fn dims(&self) -> usize {
+    pub(super) fn dims(&self) -> usize {
         let flat = self.conv.axes[0] == Axis::ONE;
         if flat { 2 } else { 3 }
     }
 
     /// A dimension of a pass; of the gradient of `x` that of the pixels that follow `phase`, a stride apart.
     fn side(&self, pass: Pass, axis: usize, phase: usize) -> Side {
-        let Axis { input, kernel, stride, padding, dilation } = self.conv.axes[axis];
-        let outputs = self.sizes.outputs[axis];
+        let Axis { input, kernel, padding, dilation, .. } = self.conv.axes[axis];
         if pass == Pass::BackwardX && axis == ROWS && kernel > 1 && (kernel, padding) == (input, [0; 2]) {
             // There is one output, of which each pixel has a tap.
             return Side { products: kernel, dilation, ..Side::POINT };
         }
+        self.side_of_phase(pass, axis, phase)
+    }
+
+    /// The same of a product that goes through all taps of a pixel.
+    fn side_of_phase(&self, pass: Pass, axis: usize, phase: usize) -> Side {
+        let Axis { input, kernel, stride, padding, dilation } = self.conv.axes[axis];
+        let outputs = self.sizes.outputs[axis];
         if pass == Pass::BackwardX {
             // Without a stride, `first` is 0 and what is left of a phase its padding.
             let (first, before) = match stride {
@@ -106,13 +112,22 @@ impl Planner<'_> {
     }
 
     /// The dimensions of each product of a pass: one, but of the gradient of `x` one for each phase of the strides.
-    fn phases(&self, pass: Pass) -> Vec<[Side; 3]> {
+    pub(super) fn phases(&self, pass: Pass) -> Vec<[Side; 3]> {
+        self.of_phases(pass, |axis, phase| self.side(pass, axis, phase))
+    }
+
+    /// The same of products that go through all taps of a pixel.
+    pub(super) fn whole_phases(&self, pass: Pass) -> Vec<[Side; 3]> {
+        self.of_phases(pass, |axis, phase| self.side_of_phase(pass, axis, phase))
+    }
+
+    fn of_phases(&self, pass: Pass, side: impl Fn(usize, usize) -> Side) -> Vec<[Side; 3]> {
         let counts = self.conv.axes.map(|axis| if pass == Pass::BackwardX { axis.stride } else { 1 });
         let mut all = Vec::new();
         for d in 0..counts[0].min(self.conv.axes[0].input) {
             for h in 0..counts[1].min(self.conv.axes[1].input) {
                 for w in 0..counts[2].min(self.conv.axes[2].input) {
-                    all.push([(0, d), (1, h), (2, w)].map(|(axis, phase)| self.side(pass, axis, phase)));
+                    all.push([(0, d), (1, h), (2, w)].map(|(axis, phase)| side(axis, phase)));
                 }
             }
         }
@@ -121,7 +136,8 @@ impl Planner<'_> {
 
     /// Whether tensor copies can bring the operands of a pass.
     pub(super) fn has_copies(&self, pass: Pass) -> bool {
-        let Conv { dtype, layout, weight_layout, batch, channels, filters, groups, axes } = *self.conv;
+        let Conv { dtype, layout, weight_layout, batch, channels, filters, groups, precision, .. } =
+            *self.conv;
         let bytes = dtype.bytes();
         let whole = |channels: usize| (channels * bytes).is_multiple_of(WIDE as usize);
         let sides = match pass {
@@ -134,23 +150,29 @@ impl Planner<'_> {
             let span = side.taps.saturating_sub(1) * side.dilation;
             near(side.lower) && near(side.upper) && side.step <= MAX_COPY_STRIDE && span <= reach
         };
-        // Each phase is a launch, and in taps that are a stride apart a dilation would be a phase too.
-        let strides = axes.map(|axis| if pass == Pass::BackwardX { axis.stride } else { 1 });
-        let phases = strides.into_iter().fold(1, usize::saturating_mul);
-        let alike = phases == 1 || axes.iter().all(|axis| axis.dilation == 1);
         let reached = || self.phases(pass).iter().all(|sides| sides[3 - self.dims()..].iter().all(reached));
         self.wide
+            && !matches!(self.tile, Some(Tile::Copied(_)))
             && self.target.sm == 90
-            && bytes == 2
+            && tuning::multiplies_panels(dtype, precision)
+            && (bytes == 2 || pass != Pass::BackwardWeight)
             && layout == Layout::ChannelsLast
             && (weight_layout == Layout::ChannelsLast || self.sizes.taps == 1)
             && groups == 1
             && batch > 0
             && self.sizes.x > 0
             && sides
-            && alike
-            && phases <= MAX_PHASES
+            && self.has_phases(pass)
             && reached()
+    }
+
+    /// Whether a pass is a launch, or few of them, for each phase of its strides: in taps that are a stride apart a dilation would be a phase
+    /// too.
+    pub(super) fn has_phases(&self, pass: Pass) -> bool {
+        let axes = self.conv.axes;
+        let strides = axes.map(|axis| if pass == Pass::BackwardX { axis.stride } else { 1 });
+        let phases = strides.into_iter().fold(1, usize::saturating_mul);
+        phases == 1 || (phases <= MAX_PHASES && axes.iter().all(|axis| axis.dilation == 1))
     }
 
     /// Whether the gradient of a weight has the channels of all taps for columns.
@@ -160,8 +182,8 @@ impl Planner<'_> {
 
     /// The product of a pass over dimensions.
     fn product(&self, pass: Pass, sides: &[Side; 3]) -> tuning::Product {
-        let Conv { batch, channels, filters, .. } = *self.conv;
-        let width = PanelTile::WIDTH as usize;
+        let Conv { dtype, batch, channels, filters, .. } = *self.conv;
+        let width = PanelTile::width_of(dtype) as usize;
         let pixels = sides.iter().fold(batch, |n, side| n * side.pixels);
         let taps = sides.iter().fold(1, |n, side| n * side.taps);
         let (m, n, slices, count, adds) = match pass {
@@ -186,6 +208,16 @@ impl Planner<'_> {
         epilogue: &Epilogue,
     ) -> Result<Vec<LaunchStep>, PlanError> {
         let mut launches = Vec::new();
+        let turned = self.turns_weight(pass).then(|| self.turned_weight(tensors)).transpose()?;
+        let other = match turned {
+            Some((launch, other)) => {
+                launches.push(launch);
+                other
+            }
+            None => tensors.other.clone(),
+        };
+        let (image, bias) = (tensors.image.clone(), tensors.bias.clone());
+        let tensors = &Tensors { image, other, bias, y: tensors.y };
         let phases = self.phases(pass);
         let is_empty = |sides: &[Side; 3]| sides.iter().any(|side| side.taps == 0);
         if phases.iter().any(is_empty) {
@@ -193,10 +225,32 @@ impl Planner<'_> {
         }
         for sides in phases.iter().filter(|sides| !is_empty(sides)) {
             let product = self.product(pass, sides);
-            let choice = tuning::choose(self.target, &product, self.config);
+            let choice = tuning::choose(self.target, &product, self.tile);
             launches.extend(self.product_steps(pass, tensors, (sides, product), epilogue, choice)?);
         }
         Ok(launches)
+    }
+
+    /// Whether a gradient of `x` takes a weight whose filters are along the common dimension.
+    fn turns_weight(&self, pass: Pass) -> bool {
+        pass == Pass::BackwardX && self.conv.dtype == DType::F32
+    }
+
+    /// The weight with channels outermost and filters last, in the workspace until the end.
+    fn turned_weight(&mut self, tensors: &Tensors) -> Result<(LaunchStep, In<Elem>), PlanError> {
+        let Conv { filters, channels, .. } = *self.conv;
+        let taps = self.sizes.taps;
+        let at = self.keep(self.sizes.weight)?;
+        let order = Order {
+            outer: (channels, 1),
+            middle: (taps, channels),
+            first: (1, 0),
+            second: (filters, taps * channels),
+            padded: None,
+        };
+        let to = self.workspace.arg_at(at as u64);
+        let launch = self.reorder(tensors.other.clone(), to, false, (1, 0), &order)?;
+        Ok((launch, self.workspace.written_at(at as u64)))
     }
 
     /// The launches of a product.
@@ -300,13 +354,14 @@ impl Planner<'_> {
 
     /// The order of the weight, by that in which products have its gradient: one matrix of filters and the channels of all taps if `joined`, or
     /// else one of filters and channels for each tap.
-    fn weight_order(&self, joined: bool) -> Order {
-        let Conv { filters, channels, .. } = *self.conv;
-        let taps = self.sizes.taps;
+    pub(super) fn weight_order(&self, joined: bool) -> Order {
+        let Conv { filters, .. } = *self.conv;
+        let (channels, taps) = (self.of_group().0, self.sizes.taps);
         let (filter, tap) = if joined { (channels * taps, channels) } else { (channels, filters * channels) };
         let own = self.own_weight.unwrap_or(OwnWeight { conv: *self.conv, row: None });
         let row = own.row.unwrap_or(1);
-        let OwnWeight { conv: Conv { filters, channels, weight_layout, .. }, .. } = own;
+        let OwnWeight { conv: Conv { filters, channels, groups, weight_layout, .. }, .. } = own;
+        let channels = channels / groups;
         let outer = (filters, filter);
         match weight_layout {
             // Taps of a row are side by side as they are here.
@@ -322,7 +377,7 @@ impl Planner<'_> {
     }
 
     /// Adds the parts of `len` sums, `columns` to a row, and stores the results.
-    fn finish(
+    pub(super) fn finish(
         &self,
         from: In<Elem>,
         (bias, y): (In<Elem>, Out<Elem>),
@@ -330,7 +385,8 @@ impl Planner<'_> {
         (len, columns): (usize, usize),
         epilogue: &EpilogueArgs,
     ) -> Result<LaunchStep, PlanError> {
-        let width = if columns.is_multiple_of(SumParts::WIDE as usize) { SumParts::WIDE } else { 1 };
+        let vectors = self.wide && columns.is_multiple_of(SumParts::WIDE as usize);
+        let width = if vectors { SumParts::WIDE } else { 1 };
         let grid = plan::cover(OP, len, weight::THREADS * width)?.unwrap_or([1; 3]);
         let to = ResultArgs { c: In::address(0), bias, y };
         let (columns, epilogue) = (small(columns), epilogue.clone());
@@ -339,7 +395,7 @@ impl Planner<'_> {
     }
 
     /// Elements from one pixel of the result, or of the gradient of one, to the next along each dimension, channels last.
-    fn pixel_steps(&self, pass: Pass) -> [u64; 3] {
+    pub(super) fn pixel_steps(&self, pass: Pass) -> [u64; 3] {
         let (channels, extents) = match pass {
             Pass::BackwardX => (self.conv.channels, self.conv.axes.map(|axis| axis.input)),
             _ => (self.conv.filters, self.sizes.outputs),
@@ -363,7 +419,8 @@ impl Planner<'_> {
             steps: Vec::new(),
         };
         // The taps of the weight that take part, and where the first of them is.
-        let (mut of_taps, mut first, mut tap) = (Vec::new(), 0, channels as u64 * size);
+        let of_tap = if self.turns_weight(pass) { filters } else { channels };
+        let (mut of_taps, mut first, mut tap) = (Vec::new(), 0, of_tap as u64 * size);
         for axis in (3 - self.dims()..3).rev() {
             let Side { lower, upper, step, taps, first: first_tap, tap_step, products, .. } = sides[axis];
             map.pixel_dims.push((extents[axis] as u64, stride));
@@ -377,7 +434,8 @@ impl Planner<'_> {
             tap *= axes[axis].kernel as u64;
         }
         map.pixel_dims.push((batch as u64, stride));
-        let filter = self.sizes.taps as u64 * channels as u64 * size;
+        // Of one filter, or channel, to the next.
+        let filter = self.sizes.taps as u64 * of_tap as u64 * size;
         let (slice_a, slice_b) = blocks.slices;
         let [channels, filters] = [channels as u64, filters as u64];
         let of_weight = |(outer, depth): (u64, u64)| {

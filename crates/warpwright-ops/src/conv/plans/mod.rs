@@ -5,6 +5,7 @@ mod gather;
 mod implicit;
 mod pointwise;
 mod prepare;
+mod tiled;
 
 use warpwright_dsl::{Elem, In, Out};
 use warpwright_ptx::Target;
@@ -12,7 +13,7 @@ use warpwright_runtime::LaunchStep;
 
 use super::bias::{self, BiasArgs, BiasParts};
 use super::gather::StrideArgs;
-use super::tuning::PersistentConfig;
+use super::tuning::Tile;
 use super::weight::{self, Reorder, ReorderArgs, SumArgs, SumManyParts, SumParts};
 use super::{Axis, Conv, ConvArgs, ConvBackwardArgs, ConvBackwardDesc, ConvDesc, Layout, OP, Pass, Sizes};
 use crate::PlanError;
@@ -81,7 +82,7 @@ struct Planner<'a> {
     /// Whether all tensors begin at multiples of 16 bytes.
     wide: bool,
     /// The tile of products, if it is asked for.
-    config: Option<PersistentConfig>,
+    tile: Option<Tile>,
 }
 
 impl<'a> Planner<'a> {
@@ -96,7 +97,7 @@ impl<'a> Planner<'a> {
             own_weight: None,
             dy: None,
             wide: false,
-            config: None,
+            tile: None,
         }
     }
 
@@ -152,6 +153,9 @@ impl<'a> Planner<'a> {
         if let Some(kernel) = self.depthwise_kernel(pass, epilogue.1) {
             return self.depthwise(&kernel, &tensors, &epilogue.0);
         }
+        if self.has_tiles(pass) {
+            return self.tiled(pass, &tensors, &epilogue);
+        }
         if let Some(steps) = self.prepared(pass, &tensors, &epilogue)? {
             return Ok(steps);
         }
@@ -161,10 +165,10 @@ impl<'a> Planner<'a> {
     /// The variants of a plan, by the steps of each.
     fn variants(
         &mut self,
-        config: Option<PersistentConfig>,
+        tile: Option<Tile>,
         mut steps: impl FnMut(&mut Self) -> Result<Vec<LaunchStep>, PlanError>,
     ) -> Result<Vec<Variant>, PlanError> {
-        self.config = config;
+        self.tile = tile;
         let mut variant = |wide| {
             (self.wide, self.base, self.dy) = (wide, 0, None);
             let alignment = if wide { WIDE } else { 1 };
@@ -284,24 +288,21 @@ impl Conv {
 }
 
 impl ConvDesc {
-    /// The plan in which aligned tensors are multiplied in tiles of `config`, one of [`tuning::configs`](crate::conv::tuning::configs), where
-    /// the target has tensor copies and they reach the tensors.
+    /// The plan in which aligned tensors are multiplied in tiles of `tile`, one of [`tuning::tiles`](crate::conv::tuning::tiles), where
+    /// its copies reach the tensors.
     ///
     /// # Errors
     /// As [`plan`](Operation::plan).
-    pub fn plan_with(&self, target: Target, config: PersistentConfig) -> Result<Plan<Self>, PlanError> {
-        self.plan_choosing(target, Some(config))
+    pub fn plan_with(&self, target: Target, tile: Tile) -> Result<Plan<Self>, PlanError> {
+        self.plan_choosing(target, Some(tile))
     }
 
-    fn plan_choosing(
-        &self,
-        target: Target,
-        config: Option<PersistentConfig>,
-    ) -> Result<Plan<Self>, PlanError> {
+    fn plan_choosing(&self, target: Target, tile: Option<Tile>) -> Result<Plan<Self>, PlanError> {
         type Args<'a> = ConvArgs<'a>;
         self.check()?;
         let conv = &self.conv.folded();
         let sizes = conv.check()?;
+        conv.precision.check_target(OP, target)?;
         let mut planner = Planner::new(conv, sizes, target, Args::workspace);
         let program = Program { bias: self.bias, activation: self.activation, ..Program::default() };
         let epilogue = EpilogueArgs {
@@ -309,7 +310,7 @@ impl ConvDesc {
             activation: epilogue::code(self.activation).unwrap_or(0),
             ..EpilogueArgs::NONE
         };
-        let variants = planner.variants(config, |planner| {
+        let variants = planner.variants(tile, |planner| {
             let tensors = Tensors {
                 image: Args::x.arg(),
                 other: Args::weight.arg(),
@@ -341,27 +342,24 @@ impl Operation for ConvDesc {
 }
 
 impl ConvBackwardDesc {
-    /// The plan in which aligned tensors are multiplied in tiles of `config`, one of [`tuning::configs`](crate::conv::tuning::configs), where
-    /// the target has tensor copies and they reach the tensors.
+    /// The plan in which aligned tensors are multiplied in tiles of `tile`, one of [`tuning::tiles`](crate::conv::tuning::tiles), where
+    /// its copies reach the tensors.
     ///
     /// # Errors
     /// As [`plan`](Operation::plan).
-    pub fn plan_with(&self, target: Target, config: PersistentConfig) -> Result<Plan<Self>, PlanError> {
-        self.plan_choosing(target, Some(config))
+    pub fn plan_with(&self, target: Target, tile: Tile) -> Result<Plan<Self>, PlanError> {
+        self.plan_choosing(target, Some(tile))
     }
 
-    fn plan_choosing(
-        &self,
-        target: Target,
-        config: Option<PersistentConfig>,
-    ) -> Result<Plan<Self>, PlanError> {
+    fn plan_choosing(&self, target: Target, tile: Option<Tile>) -> Result<Plan<Self>, PlanError> {
         type Args<'a> = ConvBackwardArgs<'a>;
         self.conv.check()?;
         let conv = &self.conv.folded();
         let sizes = conv.check()?;
+        conv.precision.check_target(OP, target)?;
         let mut planner = Planner::new(conv, sizes, target, Args::workspace);
         let sums = (EpilogueArgs::NONE, Program::default());
-        let variants = planner.variants(config, |planner| {
+        let variants = planner.variants(tile, |planner| {
             let dy = || Args::dy.arg();
             let mut steps = Vec::new();
             if self.dx && sizes.x > 0 {

@@ -7,6 +7,7 @@ use warpwright_runtime::LaunchStep;
 
 use super::{Epilogue, Planner, Tensors};
 use crate::PlanError;
+use crate::conv::tuning::Tile;
 use crate::conv::{Axis, Conv, Layout, Pass};
 use crate::gemm::epilogue::Program;
 use crate::gemm::{GemmArgs, GemmDesc, WIDE};
@@ -47,10 +48,15 @@ fn rebound(value: &ArgValue, tensors: &[(ArgValue, ArgValue)]) -> ArgValue {
 impl Planner<'_> {
     /// The product that a pass is, if it is one.
     fn product_of_matrices(&self, pass: Pass, program: Program) -> Option<GemmDesc> {
-        let Conv { dtype, layout, batch, channels, filters, groups, axes, .. } = *self.conv;
+        let Conv { dtype, layout, batch, channels, filters, groups, axes, precision, .. } = *self.conv;
         let point = |axis: &Axis| (axis.kernel, axis.stride, axis.padding) == (1, 1, [0; 2]);
         let pixels = self.sizes.pixels_in;
-        if groups > 1 || batch == 0 || pixels == 0 || !axes.iter().all(point) {
+        if matches!(self.tile, Some(Tile::Copied(_)))
+            || groups > 1
+            || batch == 0
+            || pixels == 0
+            || !axes.iter().all(point)
+        {
             return None;
         }
         let Program { bias, activation, .. } = program;
@@ -81,7 +87,7 @@ impl Planner<'_> {
                 GemmDesc { batch, stride_a: 0, ..desc }
             }
         };
-        Some(GemmDesc { bias, activation, ..desc })
+        Some(GemmDesc { bias, activation, precision, ..desc })
     }
 
     /// The steps of a pass as products of matrices, if it is one.

@@ -31,7 +31,7 @@ impl Planner<'_> {
         let conv = *self.conv;
         let (layout, weight_layout) = (Layout::ChannelsLast, Layout::ChannelsLast);
         if conv.groups > 1 {
-            return Change { conv: Conv { layout, ..conv }, row: None, folded: false };
+            return Change { conv: Conv { layout, weight_layout, ..conv }, row: None, folded: false };
         }
         let folded = Conv { layout, weight_layout, ..conv }.folded();
         let vectors = |channels: usize| channels.is_multiple_of(VECTOR as usize);
@@ -40,6 +40,9 @@ impl Planner<'_> {
             && (pass == Pass::Forward || vectors(conv.filters))
         {
             return Change { conv: folded, row: Some(conv.axes[2].kernel), folded: true };
+        }
+        if conv.dtype.bytes() > 2 {
+            return Change { conv: Conv { layout, weight_layout, ..conv }, row: None, folded: false };
         }
         // Results may have any number of channels.
         let filters = if pass == Pass::Forward { conv.filters } else { whole(conv.filters) };
@@ -68,10 +71,11 @@ impl Planner<'_> {
         let Change { conv: changed, row, folded } = self.changed(pass);
         let Ok(sizes) = changed.check() else { return Ok(None) };
         let mut inner = Planner::new(&changed, sizes, self.target, self.workspace);
-        (inner.wide, inner.config) = (self.wide, self.config);
+        (inner.wide, inner.tile) = (self.wide, self.tile);
         let copies = inner.has_copies(pass);
         let strips = inner.depthwise_kernel(pass, epilogue.1);
-        if !copies && (strips.is_none() || conv.layout == Layout::ChannelsLast) {
+        let tiles = inner.has_tiles(pass);
+        if !copies && !tiles && (strips.is_none() || conv.layout == Layout::ChannelsLast) {
             return Ok(None);
         }
         (inner.base, inner.scratch) = (self.base, self.scratch);
@@ -149,7 +153,8 @@ impl Planner<'_> {
         let tensors = Tensors { image, other, bias, y };
         steps.extend(match strips {
             Some(kernel) if !copies => inner.depthwise(&kernel, &tensors, &epilogue.0)?,
-            _ => inner.implicit(pass, &tensors, epilogue)?,
+            _ if copies => inner.implicit(pass, &tensors, epilogue)?,
+            _ => inner.tiled(pass, &tensors, epilogue)?,
         });
         steps.extend(last);
         self.scratch = self.scratch.max(inner.scratch);
@@ -157,7 +162,7 @@ impl Planner<'_> {
     }
 
     /// Keeps room for so many elements until the end, and says where.
-    fn keep(&mut self, elements: usize) -> Result<usize, PlanError> {
+    pub(super) fn keep(&mut self, elements: usize) -> Result<usize, PlanError> {
         let (at, end) = self.reserve(self.base, elements.saturating_mul(self.conv.dtype.bytes()))?;
         self.base = end;
         Ok(at)
@@ -230,8 +235,8 @@ impl Planner<'_> {
 
     /// The weight of changed images, zeros where it is padded: its order by that of the weight.
     fn padded_weight(&self, changed: &Conv, row: Option<usize>) -> Order {
-        let Conv { filters, channels, weight_layout, .. } = *self.conv;
-        let taps = self.sizes.taps;
+        let Conv { filters, weight_layout, .. } = *self.conv;
+        let (channels, taps) = (self.of_group().0, self.sizes.taps);
         let of_row = row.unwrap_or(1);
         // From one channel, and from one tap, to the next.
         let (channel, tap) = match weight_layout {
@@ -243,7 +248,7 @@ impl Planner<'_> {
             middle: (taps / of_row, of_row * tap),
             first: (of_row, tap),
             second: (channels, channel),
-            padded: Some((changed.filters, changed.channels)),
+            padded: Some((changed.filters, changed.channels / changed.groups)),
         }
     }
 }

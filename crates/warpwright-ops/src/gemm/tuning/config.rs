@@ -24,7 +24,7 @@ pub struct Tiles {
 }
 
 impl Tiles {
-    pub(super) const fn new(rows: u32, cols: u32, slice: u32, stages: u32) -> Self {
+    pub(crate) const fn new(rows: u32, cols: u32, slice: u32, stages: u32) -> Self {
         Self { rows, cols, slice, stages, piece: PIECE, teams: 1 }
     }
 
@@ -40,7 +40,12 @@ impl Tiles {
     }
 
     /// Where the slices of `a` and `b` lie in shared memory.
-    pub(in crate::gemm) const fn layouts(&self, dtype: DType, a: Major, b: Major) -> (TileLayout, TileLayout) {
+    pub(in crate::gemm) const fn layouts(
+        &self,
+        dtype: DType,
+        a: Major,
+        b: Major,
+    ) -> (TileLayout, TileLayout) {
         const fn layout(dtype: DType, major: Major, outer: u32, slice: u32) -> TileLayout {
             match major {
                 Major::K => TileLayout::new(dtype, outer, slice),
@@ -250,7 +255,7 @@ impl Tiled {
     }
 
     /// A part of the kernel's name.
-    pub(in crate::gemm) fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         match self {
             Self::Tensor(TensorConfig { tiles, warps_down, warps_across }) => {
                 format!("{}_w{warps_down}x{warps_across}", tiles.name())
@@ -263,7 +268,7 @@ impl Tiled {
         }
     }
 
-    pub(super) const fn with(self, piece: u32) -> Self {
+    pub(crate) const fn with(self, piece: u32) -> Self {
         match self {
             Self::Tensor(c) => Self::Tensor(TensorConfig { tiles: Tiles { piece, ..c.tiles }, ..c }),
             Self::Split(c) => Self::Split(SplitConfig { tiles: Tiles { piece, ..c.tiles }, ..c }),

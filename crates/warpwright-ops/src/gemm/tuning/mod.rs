@@ -20,22 +20,22 @@ pub use config::{
 
 /// A configuration, and what part of the best rate it reaches.
 #[derive(Clone, Copy, Debug)]
-struct Candidate {
-    config: Config,
+pub(crate) struct Candidate {
+    pub(crate) config: Config,
     efficiency: f64,
 }
 
-const fn tensor(tiles: Tiles, warps: (u32, u32), efficiency: f64) -> Candidate {
+pub(crate) const fn tensor(tiles: Tiles, warps: (u32, u32), efficiency: f64) -> Candidate {
     let config = TensorConfig { tiles, warps_down: warps.0, warps_across: warps.1 };
     Candidate { config: Config::Tiled(Tiled::Tensor(config)), efficiency }
 }
 
-const fn split(tiles: Tiles, warps: (u32, u32), efficiency: f64) -> Candidate {
+pub(crate) const fn split(tiles: Tiles, warps: (u32, u32), efficiency: f64) -> Candidate {
     let config = SplitConfig { tiles, warps_down: warps.0, warps_across: warps.1 };
     Candidate { config: Config::Tiled(Tiled::Split(config)), efficiency }
 }
 
-const fn simt(tiles: Tiles, across: u32, efficiency: f64) -> Candidate {
+pub(crate) const fn simt(tiles: Tiles, across: u32, efficiency: f64) -> Candidate {
     Candidate { config: Config::Tiled(Tiled::Simt(SimtConfig { tiles, across })), efficiency }
 }
 
@@ -408,10 +408,27 @@ pub(super) fn narrow_us(types: (DType, Precision), target: Target, shape: Shape,
 /// How many microseconds a candidate takes that shares the work as `choice` says.
 fn cost(dtype: DType, target: Target, shape: Shape, c: &Candidate, choice: Choice) -> f64 {
     let Shape { m, n, k, batch } = shape;
-    let ((rows, cols), parts) = (c.config.extent(), choice.parts(k));
+    let parts = choice.parts(k);
+    let depth = choice.part.min(k);
+    let tiles = tiles_us(dtype, target, c, (blocks(shape, c.config).saturating_mul(parts), depth));
+    // Pairs are as long as what they are made of.
+    let splits = matches!(c.config, Config::F16x3(_));
+    let size = dtype.bytes() as f64;
+    let [m, n, k, batch] = [m, n, k, batch].map(|side| side as f64);
+    let all = (m * k + k * n + m * n) * batch * size / MEMORY_RATE;
+    // The sums are written and read again, in f32.
+    let adding = PARTS_US + parts as f64 * m * n * batch * 8.0 / MEMORY_RATE;
+    let splitting = 2.0 * SPLIT_US + (m * k + k * n) * batch * SPLIT_BYTES / MEMORY_RATE;
+    let us = tiles.max(all) + if parts > 1 { adding } else { 0.0 } + if splits { splitting } else { 0.0 };
+    us
+}
+
+/// How many microseconds so many blocks take whose tiles are so deep.
+pub(crate) fn tiles_us(dtype: DType, target: Target, c: &Candidate, (blocks, depth): (u64, u64)) -> f64 {
     // Blocks that share a multiprocessor share its rate.
-    let waves = blocks(shape, c.config).saturating_mul(parts).div_ceil(multiprocessors(target)) as f64;
-    let (rows, cols, depth) = (f64::from(rows), f64::from(cols), choice.part.min(k) as f64);
+    let waves = blocks.div_ceil(multiprocessors(target)) as f64;
+    let (rows, cols) = c.config.extent();
+    let (rows, cols, depth) = (f64::from(rows), f64::from(cols), depth as f64);
     let (busy, least) = match c.config {
         Config::Persistent(_) | Config::F16x3(_) | Config::Warpgroup(_) => (1.0, 0.0),
         Config::Tiled(config) => {
@@ -425,19 +442,8 @@ fn cost(dtype: DType, target: Target, shape: Shape, c: &Candidate, choice: Choic
         }
     };
     let multiplying = rows * cols * (depth + TILE_COST) / (rate(dtype, &c.config) * c.efficiency * busy);
-    // Pairs are as long as what they are made of.
-    let splits = matches!(c.config, Config::F16x3(_));
-    let size = dtype.bytes() as f64;
-    let reading = (rows + cols) * depth * size / CACHE_RATE;
-    let [m, n, k, batch] = [m, n, k, batch].map(|side| side as f64);
-    let all = (m * k + k * n + m * n) * batch * size / MEMORY_RATE;
-    // The sums are written and read again, in f32.
-    let adding = PARTS_US + parts as f64 * m * n * batch * 8.0 / MEMORY_RATE;
-    let splitting = 2.0 * SPLIT_US + (m * k + k * n) * batch * SPLIT_BYTES / MEMORY_RATE;
-    let us = (waves * (multiplying + reading)).max(all)
-        + if parts > 1 { adding } else { 0.0 }
-        + if splits { splitting } else { 0.0 };
-    if depth < least { f64::INFINITY } else { us }
+    let reading = (rows + cols) * depth * dtype.bytes() as f64 / CACHE_RATE;
+    if depth < least { f64::INFINITY } else { waves * (multiplying + reading) }
 }
 
 /// Every configuration that [`choose`] can give.
