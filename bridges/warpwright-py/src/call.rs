@@ -206,16 +206,24 @@ impl<'py> Call<'py> {
         dtype: DType,
         shape: &[usize],
     ) -> PyResult<Option<Output<'py>>> {
-        let Some(object) = object else { return Ok(None) };
+        object.map(|object| self.updated_in((argument, object), Form::RowMajor(dtype, shape))).transpose()
+    }
+
+    /// The same of a form.
+    pub(crate) fn updated_in(
+        &self,
+        (argument, object): Named<'_, 'py>,
+        form: Form<'_>,
+    ) -> PyResult<Output<'py>> {
         let array = self.read((argument, object))?;
-        array.expect_dtype(dtype)?;
-        array.expect_shape(shape)?;
+        array.expect_dtype(form.dtype(&array))?;
+        array.expect_shape(form.shape(&array))?;
         array.expect_writable()?;
-        if !array.is_row_major() {
+        if !form.fits(&array, &array) {
             return Err(self.problem(Class::Layout, argument, "is written in place and must be contiguous"));
         }
         let flat = Flat::of(&array).updated();
-        Ok(Some(Output { flat, kind: Kind::Array(array.object.clone()), array: Some(array) }))
+        Ok(Output { flat, kind: Kind::Array(array.object.clone()), array: Some(array) })
     }
 
     /// The plan of an operation, for where the call runs.
@@ -272,12 +280,7 @@ impl<'py> Call<'py> {
         array.expect_dtype(form.dtype(like))?;
         array.expect_shape(form.shape(like))?;
         array.expect_writable()?;
-        let fits = match form {
-            Form::Like => array.has_layout_of(like),
-            Form::RowMajor(..) => array.is_row_major(),
-            Form::ChannelsLast(..) => array.has_last(1),
-        };
-        if fits {
+        if form.fits(&array, like) {
             let (flat, object) = (Flat::of(&array), array.object.clone());
             return Ok(Output { flat, kind: Kind::Array(object), array: Some(array) });
         }
@@ -517,6 +520,15 @@ impl<'a> Form<'a> {
         match self {
             Self::Like => like.dtype,
             Self::RowMajor(dtype, _) | Self::ChannelsLast(dtype, _) => dtype,
+        }
+    }
+
+    /// Whether an array lies so.
+    fn fits(self, array: &Array<'_>, like: &Array<'_>) -> bool {
+        match self {
+            Self::Like => array.has_layout_of(like),
+            Self::RowMajor(..) => array.is_row_major(),
+            Self::ChannelsLast(..) => array.has_last(1),
         }
     }
 

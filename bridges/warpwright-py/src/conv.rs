@@ -6,65 +6,14 @@ use warpwright::conv::{Axis, Conv, ConvArgs, ConvBackwardArgs, ConvBackwardDesc,
 use warpwright::plan::PlanCache;
 
 use crate::array::{Array, Site, count};
-use crate::call::{Call, Form, places, present};
+use crate::call::{Form, places, present};
 use crate::error::{self, Class, Problem};
+use crate::images::{Images, InMemory, Order, counts, each};
 use crate::library::{Library, Maybe, Object};
 use crate::matmul::activation_of;
 
 const FORWARD: &str = "conv";
 const BACKWARD: &str = "conv_backward";
-
-/// Where the channels of images are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Order {
-    /// Before the pixels, in shape and memory.
-    First,
-    /// Last in both.
-    Last,
-    /// Before the pixels in the shape of a tensor of PyTorch, last in memory.
-    LastInMemory,
-}
-
-impl Order {
-    const fn layout(self) -> Layout {
-        match self {
-            Self::First => Layout::ChannelsFirst,
-            Self::Last | Self::LastInMemory => Layout::ChannelsLast,
-        }
-    }
-
-    /// How a weight in row-major order lies.
-    const fn of_row_major(self) -> Layout {
-        match self {
-            Self::First | Self::LastInMemory => Layout::ChannelsFirst,
-            Self::Last => Layout::ChannelsLast,
-        }
-    }
-
-    /// The dimension of the channels.
-    const fn channels(self, rank: usize) -> usize {
-        match self {
-            Self::First | Self::LastInMemory => 1,
-            Self::Last => rank - 1,
-        }
-    }
-
-    /// The other dimensions but the first.
-    fn spatial(self, shape: &[usize]) -> &[usize] {
-        match self {
-            Self::First | Self::LastInMemory => &shape[2..],
-            Self::Last => &shape[1..shape.len() - 1],
-        }
-    }
-
-    /// A shape of such parts.
-    fn shape(self, outer: usize, channels: usize, spatial: &[usize]) -> Vec<usize> {
-        match self {
-            Self::First | Self::LastInMemory => [&[outer, channels], spatial].concat(),
-            Self::Last => [&[outer], spatial, &[channels]].concat(),
-        }
-    }
-}
 
 /// Keywords of both passes.
 struct Keywords<'a, 'py> {
@@ -72,16 +21,13 @@ struct Keywords<'a, 'py> {
     padding: Maybe<'a, 'py>,
     dilation: Maybe<'a, 'py>,
     groups: usize,
-    channels_last: bool,
-    memory_format: Option<&'a str>,
+    memory: InMemory<'a>,
     stream: Maybe<'a, 'py>,
 }
 
 /// A call with what is known of its keywords.
 struct Started<'a, 'py> {
-    op: &'static str,
-    call: Call<'py>,
-    order: Order,
+    images: Images<'py>,
     keywords: &'a Keywords<'a, 'py>,
 }
 
@@ -89,31 +35,16 @@ impl<'a, 'py> Started<'a, 'py> {
     /// A call whose first argument are images that name the place, and the order in memory if nothing else does.
     fn new(
         op: &'static str,
-        (argument, images): (&'static str, &Object<'py>),
+        images: (&'static str, &Object<'py>),
         keywords: &'a Keywords<'a, 'py>,
     ) -> PyResult<(Self, Array<'py>)> {
-        let (call, images) = Call::new(op, (argument, images), keywords.stream)?;
-        let rank = images.shape.len();
-        if !(3..=5).contains(&rank) {
-            let message = format!("{op}: {argument} has {rank} dimensions, expected 3, 4 or 5");
-            let problem = Problem::new(images.object.py(), Class::Shape, message).at(op, argument);
-            return Err(problem.mismatch("3, 4 or 5", rank).into_err());
-        }
-        let order = order(op, &images, keywords)?;
-        Ok((Self { op, call, order, keywords }, images))
-    }
-
-    /// Images as the kernels take them.
-    fn images(&self, array: Array<'py>) -> PyResult<Array<'py>> {
-        match self.order {
-            Order::First | Order::Last => self.call.row_major(array),
-            Order::LastInMemory => self.call.channels_last(array),
-        }
+        let (images, first) = Images::new(op, images, keywords.memory, keywords.stream)?;
+        Ok((Self { images, keywords }, first))
     }
 
     /// A weight as the kernels take it, and how it lies; `turned` if it may lie in the order that is not row-major.
     fn weight(&self, array: Array<'py>, turned: bool) -> PyResult<(Array<'py>, Layout)> {
-        let (rank, row_major) = (array.shape.len(), self.order.of_row_major());
+        let (rank, row_major) = (array.shape.len(), self.images.order.of_row_major());
         let has_other = turned
             && match row_major {
                 Layout::ChannelsFirst => array.has_last(1),
@@ -121,15 +52,16 @@ impl<'a, 'py> Started<'a, 'py> {
             };
         match (array.is_row_major(), has_other) {
             // The same elements in both.
-            (true, true) => Ok((array, self.order.layout())),
+            (true, true) => Ok((array, self.images.order.layout())),
             (false, true) => Ok((array, opposite(row_major))),
-            (_, false) => Ok((self.call.row_major(array)?, row_major)),
+            (_, false) => Ok((self.images.call.row_major(array)?, row_major)),
         }
     }
 
     /// The shapes of the convolution of images and a weight of these shapes.
     fn conv(&self, first: &Array<'py>, x: &[usize], weight: &[usize]) -> PyResult<Conv> {
-        let (op, py, order, groups) = (self.op, first.object.py(), self.order, self.keywords.groups);
+        let Images { op, order, .. } = self.images;
+        let (py, groups) = (first.object.py(), self.keywords.groups);
         let problem = |class, argument, what: String| {
             Problem::new(py, class, format!("{op}: {argument} {what}")).at(op, argument)
         };
@@ -161,14 +93,14 @@ impl<'a, 'py> Started<'a, 'py> {
             }
         }
         let dims = image.len();
-        let number = |argument, object: Maybe<'_, 'py>, default| -> PyResult<Vec<usize>> {
-            each(Site { op, argument }, object, default, dims, |item| item.extract())
-        };
-        let strides = number("stride", self.keywords.stride, 1)?;
-        let dilations = number("dilation", self.keywords.dilation, 1)?;
-        let paddings = each(Site { op, argument: "padding" }, self.keywords.padding, [0; 2], dims, |item| {
+        let number = |argument, object| counts(Site { op, argument }, object, 1, dims);
+        let strides = number("stride", self.keywords.stride)?;
+        let dilations = number("dilation", self.keywords.dilation)?;
+        let side = |item: &Object<'py>| {
             item.extract().map(|padding: usize| [padding; 2]).or_else(|_| item.extract())
-        })?;
+        };
+        let sides = (" that are not negative, or one for all, or pairs of them", side);
+        let paddings = each(Site { op, argument: "padding" }, self.keywords.padding, [0; 2], dims, sides)?;
         let mut axes = [Axis::ONE; 3];
         for (i, axis) in axes.iter_mut().skip(3 - dims).enumerate() {
             let (input, kernel) = (image[i], kernel[i]);
@@ -193,15 +125,7 @@ impl<'a, 'py> Started<'a, 'py> {
         let outputs: Vec<usize> =
             // What has none is refused by the plan.
             conv.axes[3 - dims..].iter().map(|axis| axis.outputs().unwrap_or(0)).collect();
-        self.order.shape(conv.batch, conv.filters, &outputs)
-    }
-
-    /// The form of images of a shape.
-    fn form<'s>(&self, like: &Array<'py>, shape: &'s [usize]) -> Form<'s> {
-        match self.order {
-            Order::First | Order::Last => Form::RowMajor(like.dtype, shape),
-            Order::LastInMemory => Form::ChannelsLast(like.dtype, shape),
-        }
+        self.images.order.shape(conv.batch, conv.filters, &outputs)
     }
 }
 
@@ -209,52 +133,6 @@ const fn opposite(layout: Layout) -> Layout {
     match layout {
         Layout::ChannelsFirst => Layout::ChannelsLast,
         Layout::ChannelsLast => Layout::ChannelsFirst,
-    }
-}
-
-/// Where the channels of `images` are, by the keywords and by how it lies.
-fn order(op: &'static str, images: &Array<'_>, keywords: &Keywords<'_, '_>) -> PyResult<Order> {
-    // There is no such format of three dimensions.
-    let of_torch = images.library == Library::Torch && images.shape.len() > 3;
-    Ok(match (keywords.channels_last, keywords.memory_format) {
-        (true, None) => Order::Last,
-        (false, None) if of_torch && !images.is_row_major() && images.has_last(1) => Order::LastInMemory,
-        (false, None | Some("contiguous_format")) => Order::First,
-        (false, Some("channels_last")) if of_torch => Order::LastInMemory,
-        (_, Some(name)) => {
-            let expected = "'contiguous_format', or 'channels_last' for tensors of PyTorch with two or three spatial \
-                            dimensions, without channels_last=True";
-            let message = format!("{op}: memory_format is '{name}', expected {expected}");
-            let problem = Problem::new(images.object.py(), Class::Parameter, message);
-            return Err(problem.at(op, "memory_format").mismatch(expected, name).into_err());
-        }
-    })
-}
-
-/// The items of an argument for each of `dims` dimensions: one for all, or a sequence.
-fn each<'py, T: Copy>(
-    Site { op, argument }: Site,
-    object: Maybe<'_, 'py>,
-    default: T,
-    dims: usize,
-    item: impl Fn(&Object<'py>) -> PyResult<T>,
-) -> PyResult<Vec<T>> {
-    let Some(object) = object else { return Ok(vec![default; dims]) };
-    let given: PyResult<Vec<T>> = match object.try_iter() {
-        Ok(items) => items.map(|i| item(&i?)).collect(),
-        Err(_) => item(object).map(|one| vec![one]),
-    };
-    match given.as_deref() {
-        Ok([one]) => Ok(vec![*one; dims]),
-        Ok(all) if all.len() == dims => Ok(all.to_vec()),
-        _ => {
-            let pairs = if argument == "padding" { ", or pairs of them" } else { "" };
-            let expected = format!("{dims} numbers that are not negative, or one for all{pairs}");
-            let got = object.repr().map_or_else(|_| "something else".to_owned(), |text| text.to_string());
-            let message = format!("{op}: {argument} is {got}, expected {expected}");
-            let problem = Problem::new(object.py(), Class::Parameter, message).at(op, argument);
-            Err(problem.mismatch(expected, got).into_err())
-        }
     }
 }
 
@@ -325,11 +203,11 @@ fn gradients<'py>(
         }
         None => {
             let (started, x) = Started::new(BACKWARD, ("x", x), keywords)?;
-            let dy = started.call.read(("dy", dy))?;
+            let dy = started.images.call.read(("dy", dy))?;
             (started, Given::Array(x), dy)
         }
     };
-    let call = &started.call;
+    let call = &started.images.call;
     let first = if let Given::Array(x) = &x { x } else { &dy };
     let (dtype, rank) = (first.dtype, first.shape.len());
     let weight = match weight_shape {
@@ -349,7 +227,7 @@ fn gradients<'py>(
     }
     let mut conv = started.conv(first, x.shape(), weight.shape())?;
     // No result has an order that its library does not make.
-    let makes_both = dy.library == Library::Torch && started.order != Order::Last && rank > 3;
+    let makes_both = dy.library == Library::Torch && started.images.order != Order::Last && rank > 3;
     let (x_shape, weight_shape) = (x.shape().to_vec(), weight.shape().to_vec());
     let weight = weight.array().map(|weight| started.weight(weight, makes_both || !of_weight)).transpose()?;
     let mut form = Form::RowMajor(dtype, &weight_shape);
@@ -363,14 +241,14 @@ fn gradients<'py>(
     let plan = call.plan(&PLANS, &desc)?;
     dy.expect_dtype(dtype)?;
     dy.expect_shape(&started.outputs(&conv, rank - 2))?;
-    let dy = started.images(dy)?;
-    let x = x.array().filter(|_| of_weight).map(|x| started.images(x)).transpose()?;
+    let dy = started.images.taken(dy)?;
+    let x = x.array().filter(|_| of_weight).map(|x| started.images.taken(x)).transpose()?;
     let weight = weight.map(|(weight, _)| weight).filter(|_| of_x);
     let filters = [conv.filters];
     let out = places(BACKWARD, out, wanted)?;
     let [dx, dweight, dbias] = out.each_ref().map(Option::as_ref);
     let outputs = [
-        call.optional_output(of_x, ("out", dx), &dy, started.form(&dy, &x_shape))?,
+        call.optional_output(of_x, ("out", dx), &dy, started.images.form(dtype, &x_shape))?,
         call.optional_output(of_weight, ("out", dweight), &dy, form)?,
         call.optional_output(of_bias, ("out", dbias), &dy, Form::RowMajor(dtype, &filters))?,
         call.workspace(&plan, &dy)?,
@@ -414,9 +292,10 @@ pub(crate) fn conv<'py>(
 ) -> PyResult<Object<'py>> {
     static PLANS: PlanCache<ConvDesc> = PlanCache::new();
     let activation = activation_of(x.py(), FORWARD, activation)?;
-    let keywords = Keywords { stride, padding, dilation, groups, channels_last, memory_format, stream };
+    let memory = InMemory { channels_last, memory_format };
+    let keywords = Keywords { stride, padding, dilation, groups, memory, stream };
     let (started, x) = Started::new(FORWARD, ("x", x), &keywords)?;
-    let call = &started.call;
+    let call = &started.images.call;
     let weight = call.read(("weight", weight))?;
     weight.expect_dtype(x.dtype)?;
     let conv = started.conv(&x, &x.shape, &weight.shape)?;
@@ -425,8 +304,8 @@ pub(crate) fn conv<'py>(
     let conv = Conv { weight_layout, ..conv };
     let plan = call.plan(&PLANS, &ConvDesc { conv, bias: bias.is_some(), activation })?;
     let shape = started.outputs(&conv, x.shape.len() - 2);
-    let x = started.images(x)?;
-    let y = call.output(("out", out), &x, started.form(&x, &shape))?;
+    let x = started.images.taken(x)?;
+    let y = call.output(("out", out), &x, started.images.form(x.dtype, &shape))?;
     let inputs = [Some(&x), Some(&weight), bias.as_ref()];
     let outputs = [Some(y), call.workspace(&plan, &x)?];
     let [y, _] = call.run_some(inputs, outputs, move |stream, [x, weight, bias], [y, workspace]| {
@@ -464,6 +343,7 @@ pub(crate) fn conv_backward<'py>(
     out: Maybe<'_, 'py>,
     stream: Maybe<'_, 'py>,
 ) -> PyResult<Bound<'py, PyTuple>> {
-    let keywords = Keywords { stride, padding, dilation, groups, channels_last, memory_format, stream };
+    let memory = InMemory { channels_last, memory_format };
+    let keywords = Keywords { stride, padding, dilation, groups, memory, stream };
     gradients(&keywords, [x, weight, dy], [x_gradient, weight_gradient, bias_gradient], out)
 }

@@ -15,7 +15,7 @@
 //! | `call` | arguments, results and launch of one call |
 //! | `images` `softmax` `matmul` `node` | the families, each of which turns keywords into a descriptor in one place |
 //! | `attention` `batch` `cast` `cross_entropy` `grouped` `groups` `local_response` `ops` `quantize` `recurrent` `rows` `scaled` | |
-//! | `cells` `conv` `parameter` `tensor_map` | |
+//! | `causal_conv` `cells` `conv` `parameter` `pool` `resize` `tensor_map` | |
 //! | `emulator` | `run` and `lint` |
 
 #![deny(unsafe_code)]
@@ -25,6 +25,7 @@ mod attention;
 mod batch;
 mod call;
 mod cast;
+mod causal_conv;
 mod cells;
 mod conv;
 mod cross_entropy;
@@ -49,9 +50,11 @@ mod ops;
 mod overlap;
 mod owned;
 mod parameter;
+mod pool;
 mod quantize;
 mod quick;
 mod recurrent;
+mod resize;
 mod rows;
 mod scaled;
 mod softmax;
@@ -68,6 +71,8 @@ mod _native {
     use crate::batch::{batch_norm, batch_norm_backward, batch_norm_inference_backward};
     #[pymodule_export]
     use crate::cast::cast;
+    #[pymodule_export]
+    use crate::causal_conv::{causal_conv1d, causal_conv1d_backward, causal_conv1d_update};
     #[pymodule_export]
     use crate::cells::{
         gru_cell, gru_cell_backward, lstm_cell, lstm_cell_backward, rnn_cell, rnn_cell_backward,
@@ -99,12 +104,19 @@ mod _native {
     #[pymodule_export]
     use crate::owned::DeviceArray;
     #[pymodule_export]
+    use crate::pool::{
+        adaptive_avg_pool, adaptive_avg_pool_backward, adaptive_max_pool, adaptive_max_pool_backward,
+        avg_pool, avg_pool_backward, max_pool, max_pool_backward,
+    };
+    #[pymodule_export]
     use crate::quantize::{
         dequantize_fp4, dequantize_int4, dequantize_int4_asymmetric, dequantize_nested, dequantize_nf4,
         quantize_fp4, quantize_int4, quantize_int4_asymmetric, quantize_nested, quantize_nf4,
     };
     #[pymodule_export]
     use crate::recurrent::{gru, gru_backward, lstm, lstm_backward, rnn, rnn_backward};
+    #[pymodule_export]
+    use crate::resize::{resize, resize_backward};
     #[pymodule_export]
     use crate::rows::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backward};
     #[pymodule_export]

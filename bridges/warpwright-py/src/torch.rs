@@ -15,7 +15,7 @@ use crate::layouts::Layouts;
 use crate::library::{dtype_name, extents, interop};
 
 /// The element types of results.
-const DTYPES: [DType; 5] = [DType::F32, DType::F64, DType::F16, DType::BF16, DType::U8];
+const DTYPES: [DType; 6] = [DType::F32, DType::F64, DType::F16, DType::BF16, DType::U8, DType::I64];
 
 /// Functions and types of PyTorch, looked up once.
 pub(crate) struct Hooks {

@@ -7,43 +7,19 @@ import itertools
 import random
 
 import pytest
-from conftest import BUDGETS
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import warpwright as ww  # noqa: E402
 import warpwright.torch as wt  # noqa: E402
+from images import DTYPES, FORMATS, close, compile_anew, leaves, results  # noqa: E402
 
 F = torch.nn.functional
 NAMES = [f"{name}{dims}d" for name in ("conv", "conv_transpose") for dims in (1, 2, 3)]
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
-FORMATS = {3: [torch.contiguous_format], 4: [torch.contiguous_format, torch.channels_last],
-           5: [torch.contiguous_format, torch.channels_last_3d]}  # fmt: skip
-
 
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(5)
-
-
-def leaves(tensors, dtype=None):
-    return [None if t is None else t.detach().to(dtype or t.dtype).requires_grad_() for t in tensors]
-
-
-def results(function, tensors, dy=None, dtype=None):
-    """The result and the gradients of the tensors, and the gradient of the result."""
-    given = leaves(tensors, dtype)
-    y = function(*given)
-    dy = torch.randn_like(y) if dy is None else dy.to(y.dtype)
-    return [y.detach(), *torch.autograd.grad(y, [t for t in given if t is not None], dy)], dy
-
-
-def close(found, exact, dtype):
-    for a, b in zip(found, exact):
-        assert a.shape == b.shape and a.dtype == dtype
-        # A bias behind a transposed convolution is added to a rounded result.
-        budget = 2 * BUDGETS[str(dtype).replace("torch.", "")] + (2e-6 if dtype == torch.float32 else 0)
-        assert float((a.double() - b).norm()) <= budget * float(b.norm()) + 1e-30
 
 
 def case(r, name, dtype, device):
@@ -166,11 +142,6 @@ def test_an_operator_has_no_gradient_through_what_it_does_not_save(torch_device)
     y = torch.ops.warpwright.conv(x, weight, None, [1], [0, 0], [1], 1, "silu", False)
     with pytest.raises(RuntimeError, match="no gradient through silu"):
         y.sum().backward()
-
-
-def compile_anew(function, **options):
-    torch._dynamo.reset()
-    return torch.compile(function, fullgraph=True, backend="aot_eager", **options)
 
 
 @pytest.mark.parametrize("name, dynamic", [*((name, False) for name in NAMES), ("conv2d", True), ("conv_transpose1d", True)])

@@ -111,6 +111,12 @@ def operations(device):
         "baddbmm": ((2, 3, 4), lambda x: wt.baddbmm(new(5), x, new(2, 4, 5))),
         "conv2d": ((2, 3, 4, 5), lambda x: wt.conv2d(x, new(4, 3, 3, 2), new(4), activation="relu")),
         "conv_transpose1d": ((2, 3, 4), lambda x: wt.conv_transpose1d(x, new(3, 2, 3), new(2), stride=2)),
+        "causal_conv1d": ((2, 4, 5), lambda x: wt.causal_conv1d(x, new(4, 3), new(4), activation="silu")),
+        "max_pool2d": ((2, 3, 5, 4), lambda x: wt.max_pool2d(x, 3, 2, 1, ceil_mode=True)),
+        "avg_pool1d": ((2, 3, 5), lambda x: wt.avg_pool1d(x, 2, ceil_mode=True)),
+        "adaptive_max_pool2d": ((2, 3, 5, 4), lambda x: wt.adaptive_max_pool2d(x, (2, 3))),
+        "adaptive_avg_pool3d": ((2, 3, 5, 4, 2), lambda x: wt.adaptive_avg_pool3d(x, 2)),
+        "interpolate": ((2, 3, 5, 4), lambda x: wt.interpolate(x, scale_factor=1.7, mode="bicubic")),
         "attention": ((2, 3, 2, 16), lambda x: wt.attention(x, new(2, 3, 2, 16), new(2, 3, 2, 16))),
         "lstm": ((5, 3, 4), lambda x: wt.lstm(x, weights)[0]),
     }

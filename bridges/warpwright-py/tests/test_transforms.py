@@ -110,6 +110,33 @@ ALL = {
         lambda *t: F.conv_transpose1d(*t, stride=2, output_padding=1),
         ((2, 3, 4), (3, 2, 3), (2,)),
     ),
+    "causal_conv1d": (
+        lambda *t: wt.causal_conv1d(*t, activation="silu"),
+        lambda x, w, b: F.silu(F.conv1d(F.pad(x, (2, 0)), w[:, None], b, groups=4)),
+        ((2, 4, 5), (4, 3), (4,)),
+    ),
+    "max_pool2d": (lambda x: wt.max_pool2d(x, 3, 2, 1), lambda x: F.max_pool2d(x, 3, 2, 1), ((2, 3, 5, 4),)),
+    "max_pool1d with indices": (
+        lambda x: wt.max_pool1d(x, 2, return_indices=True)[0],
+        lambda x: F.max_pool1d(x, 2),
+        ((2, 3, 5),),
+    ),
+    "avg_pool2d": (lambda x: wt.avg_pool2d(x, 3, 2, 1), lambda x: F.avg_pool2d(x, 3, 2, 1), ((2, 3, 5, 4),)),
+    "adaptive_max_pool1d": (
+        lambda x: wt.adaptive_max_pool1d(x, 2),
+        lambda x: F.adaptive_max_pool1d(x, 2),
+        ((2, 3, 5),),
+    ),
+    "adaptive_avg_pool1d": (
+        lambda x: wt.adaptive_avg_pool1d(x, 2),
+        lambda x: F.adaptive_avg_pool1d(x, 2),
+        ((2, 3, 5),),
+    ),
+    "interpolate": (
+        lambda x: wt.interpolate(x, scale_factor=1.7, mode="bilinear"),
+        lambda x: F.interpolate(x, scale_factor=1.7, mode="bilinear"),
+        ((2, 3, 4, 3),),
+    ),
     "grouped_mm": (lambda a, b: wt.grouped_mm(a, b, ends(a)), by_loop, ((20, 8), (4, 8, 6))),
     "attention": (
         attended(wt.scaled_dot_product_attention),

@@ -111,12 +111,18 @@ def _channels_last(torch: Any, rank: int) -> Any:
 def empty_channels_last(library: str, like: Any, shape: tuple[int, ...], dtype: str) -> Any:
     """A new tensor of PyTorch [N, C, ...] with its channels last in memory."""
     torch = sys.modules[library]
+    if len(shape) == 3:
+        # PyTorch has no name for this format.
+        samples, channels, length = shape
+        return torch.empty((samples, length, channels), dtype=getattr(torch, dtype), device=like.device).mT
     form = _channels_last(torch, len(shape))
     return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device, memory_format=form)
 
 
 def channels_last(tensor: Any) -> Any:
     """A copy of a tensor of PyTorch [N, C, ...] with its channels last in memory."""
+    if tensor.dim() == 3:
+        return tensor.mT.contiguous().mT
     return tensor.contiguous(memory_format=_channels_last(sys.modules["torch"], tensor.dim()))
 
 

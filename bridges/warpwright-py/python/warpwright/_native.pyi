@@ -371,6 +371,72 @@ def conv_backward(
     x: _Array | Sequence[int], weight: _Array | Sequence[int], dy: _A, **options: Unpack[_ConvGradients]
 ) -> tuple[_A | None, _A | None, _A | None]: ...
 
+class _ImageOptions(TypedDict, total=False):
+    channels_last: bool
+    memory_format: str | None
+    out: _Array | _Arrays | None
+    stream: _Stream | None
+
+class _MaxPoolOptions(_ImageOptions, total=False):
+    stride: _Extents | None
+    padding: _Extents
+    dilation: _Extents
+    ceil_mode: bool
+
+class _AvgPoolOptions(_ImageOptions, total=False):
+    stride: _Extents | None
+    padding: _Extents
+    ceil_mode: bool
+    count_include_pad: bool
+    divisor: int | None
+
+class _ResizeOptions(_ImageOptions, total=False):
+    scale: float | Sequence[float] | None
+    mode: str
+    align_corners: bool
+
+class _CausalConvOptions(_ImageOptions, total=False):
+    activation: str | None
+
+def max_pool(x: _A, kernel: _Extents, *, argmax: str | None = None, **options: Unpack[_MaxPoolOptions]) -> Any: ...
+def max_pool_backward(
+    dy: _A, indices: _Array, shape: Sequence[int], kernel: _Extents, **options: Unpack[_MaxPoolOptions]
+) -> _A: ...
+def avg_pool(x: _A, kernel: _Extents, **options: Unpack[_AvgPoolOptions]) -> _A: ...
+def avg_pool_backward(dy: _A, shape: Sequence[int], kernel: _Extents, **options: Unpack[_AvgPoolOptions]) -> _A: ...
+def adaptive_max_pool(x: _A, output: _Extents, *, argmax: str | None = None, **options: Unpack[_ImageOptions]) -> Any: ...
+def adaptive_max_pool_backward(
+    dy: _A, indices: _Array, shape: Sequence[int], **options: Unpack[_ImageOptions]
+) -> _A: ...
+def adaptive_avg_pool(x: _A, output: _Extents, **options: Unpack[_ImageOptions]) -> _A: ...
+def adaptive_avg_pool_backward(dy: _A, shape: Sequence[int], **options: Unpack[_ImageOptions]) -> _A: ...
+def resize(x: _A, output: _Extents | None = None, **options: Unpack[_ResizeOptions]) -> _A: ...
+def resize_backward(dy: _A, shape: Sequence[int], **options: Unpack[_ResizeOptions]) -> _A: ...
+def causal_conv1d(
+    x: _A,
+    weight: _Array,
+    bias: _Array | None = None,
+    *,
+    initial_states: _Array | None = None,
+    final_states: bool = False,
+    seq_idx: _Array | None = None,
+    **options: Unpack[_CausalConvOptions],
+) -> Any: ...
+def causal_conv1d_backward(
+    x: _A,
+    weight: _Array,
+    dy: _Array,
+    dfinal_states: _Array | None = None,
+    *,
+    bias: _Array | None = None,
+    initial_states: _Array | None = None,
+    seq_idx: _Array | None = None,
+    **options: Unpack[_CausalConvOptions],
+) -> tuple[_A, _A, _A | None, _A | None]: ...
+def causal_conv1d_update(
+    x: _A, states: _Array, weight: _Array, bias: _Array | None = None, **options: Unpack[_CausalConvOptions]
+) -> _A: ...
+
 class _AttentionOptions(TypedDict, total=False):
     softmax_scale: float | None
     causal: bool

@@ -14,6 +14,7 @@ PyTorch's. Tensors on the CPU run in the emulator.
 from . import nn
 from ._attention import attention, scaled_dot_product_attention
 from ._batch import batch_norm
+from ._causal_conv import causal_conv1d, causal_conv1d_update
 from ._conv import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
 from ._cross_entropy import cross_entropy
 from ._grouped import grouped_mm
@@ -41,17 +42,43 @@ from ._operators import (
     swiglu,
     tanh,
 )
+from ._pool import (
+    adaptive_avg_pool1d,
+    adaptive_avg_pool2d,
+    adaptive_avg_pool3d,
+    adaptive_max_pool1d,
+    adaptive_max_pool2d,
+    adaptive_max_pool3d,
+    avg_pool1d,
+    avg_pool2d,
+    avg_pool3d,
+    max_pool1d,
+    max_pool2d,
+    max_pool3d,
+)
 from ._recurrent import gru, lstm, rnn
+from ._resize import interpolate
 from ._rows import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from ._softmax import log_softmax, softmax
 
 __all__ = [
+    "adaptive_avg_pool1d",
+    "adaptive_avg_pool2d",
+    "adaptive_avg_pool3d",
+    "adaptive_max_pool1d",
+    "adaptive_max_pool2d",
+    "adaptive_max_pool3d",
     "add_layer_norm",
     "add_rms_norm",
     "addmm",
     "attention",
+    "avg_pool1d",
+    "avg_pool2d",
+    "avg_pool3d",
     "baddbmm",
     "batch_norm",
+    "causal_conv1d",
+    "causal_conv1d_update",
     "conv1d",
     "conv2d",
     "conv3d",
@@ -72,6 +99,7 @@ __all__ = [
     "gru",
     "instance_norm",
     "int_mm",
+    "interpolate",
     "layer_norm",
     "leaky_relu",
     "linear",
@@ -79,6 +107,9 @@ __all__ = [
     "log_softmax",
     "lstm",
     "matmul",
+    "max_pool1d",
+    "max_pool2d",
+    "max_pool3d",
     "nn",
     "quantize_fp4",
     "quantize_int4",

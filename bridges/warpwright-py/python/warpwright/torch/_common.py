@@ -34,7 +34,7 @@ def renamed(error: Error, op: str, **names: str) -> Error:
     """The error of a native function as one of `op`, whose arguments have these names, with `.mT` behind those that the native
     function takes transposed."""
     start = f"{error.op}: {error.argument} "
-    if error.op == op or not str(error).startswith(start):
+    if (error.op == op and error.argument not in names) or not str(error).startswith(start):
         return error
     name, _, transposed = names.get(error.argument, error.argument).partition(".")
     rest, expected, got = str(error)[len(start) :], error.expected, error.got

@@ -1,52 +1,39 @@
 """Convolutions as operators; `warpwright.torch` has them for users."""
 
-from functools import lru_cache
 from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
 
 from .. import _native
-from .._errors import DtypeError, Error, ParameterError, ShapeError
+from .._errors import DtypeError, Error, ShapeError
 from . import _operators
 from ._common import narrow, renamed
 from ._differentiable import Differentiable
-from ._registry import Operator, is_compiling
-from ._transforms import break_graph_of_transform, takes_derivatives
+from ._images import (
+    FORMATS,
+    each,
+    expect_rank,
+    is_recorded,
+    memory_format,
+    refused,
+    remembered,
+    result,
+    suggests_channels_last,
+)
+from ._registry import Operator
 
 Numbers = Union[int, Sequence[int]]
 
-_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 _NAMES = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16"}
 # What a convolution is fused with where nothing is recorded, and followed by otherwise.
 _ACTIVATIONS = {name: getattr(_operators, name) for name in ("gelu_erf", "gelu_tanh", "silu", "sigmoid", "tanh")}
 
 
-def _suggests_channels_last(x: Tensor) -> bool:
-    """Whether PyTorch takes x [N, C, ...] to have its channels last in memory: strides leave that open where extents are 1, and it goes
-    by all of them."""
-    shape, strides = x.shape, x.stride()
-    if len(shape) not in _FORMATS or strides[1] == 0 or strides[1] > strides[-1]:
-        return False
-    least = 0
-    for axis in (1, *range(len(shape) - 1, 1, -1), 0):
-        step, extent = strides[axis], shape[axis]
-        if extent == 0 or step < least or (axis == 0 and least == strides[1]):
-            return False
-        least = step * extent if extent > 1 else step
-    return True
-
-
-def _result(like: Tensor, shape: Sequence[Any], channels_last: bool) -> Tensor:
-    """A new tensor [N, C, ...]."""
-    form = _FORMATS[len(shape)] if channels_last else torch.contiguous_format
-    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=form)
-
-
 def _gradient_of_weight(weight: Tensor) -> Tensor:
-    form = _FORMATS.get(weight.dim(), torch.contiguous_format)
+    form = FORMATS.get(weight.dim(), torch.contiguous_format)
     last = not weight.is_contiguous() and weight.is_contiguous(memory_format=form)
-    return _result(weight, weight.shape, last)
+    return result(weight, weight.shape, last)
 
 
 def _options(stride: Any, padding: Any, dilation: Any, groups: int, channels_last: bool) -> Any:
@@ -56,7 +43,7 @@ def _options(stride: Any, padding: Any, dilation: Any, groups: int, channels_las
         "padding": list(zip(padding[::2], padding[1::2])),
         "dilation": dilation,
         "groups": groups,
-        "memory_format": "channels_last" if channels_last else "contiguous_format",
+        "memory_format": memory_format(channels_last),
     }
 
 
@@ -88,7 +75,7 @@ def _forward(
 
 def _fake(x: Tensor, weight: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, *rest: Any) -> Tensor:
     shape = (x.shape[0], weight.shape[0], *_outputs(x, weight, stride, padding, dilation))
-    return _result(x, shape, rest[-1])
+    return result(x, shape, rest[-1])
 
 
 def _gradients(
@@ -122,7 +109,7 @@ def _gradients(
 
 def _fake_gradients(x: Any, weight: Any, y: Any, dy: Tensor, image: Any, *rest: Any) -> Any:
     *_, groups, _, channels_last, (of_x, of_weight, of_bias) = rest
-    dx = _result(dy, (dy.shape[0], weight.shape[1] * groups, *image), channels_last) if of_x else None
+    dx = result(dy, (dy.shape[0], weight.shape[1] * groups, *image), channels_last) if of_x else None
     return dx, _gradient_of_weight(weight) if of_weight else None, dy.new_empty(dy.shape[1]) if of_bias else None
 
 
@@ -166,7 +153,7 @@ def _transposed(
 
 def _fake_transposed(x: Tensor, weight: Tensor, bias: Any, *rest: Any) -> Tensor:
     *_, groups, output, channels_last = rest
-    return _result(x, (x.shape[0], weight.shape[1] * groups, *output), channels_last)
+    return result(x, (x.shape[0], weight.shape[1] * groups, *output), channels_last)
 
 
 def _transposed_gradients(
@@ -196,7 +183,7 @@ def _fake_transposed_gradients(x: Any, weight: Any, dy: Tensor, *rest: Any) -> A
     dx = None
     if of_x:
         shape = (dy.shape[0], weight.shape[0], *_outputs(dy, weight, stride, padding, dilation))
-        dx = _result(dy, shape, channels_last)
+        dx = result(dy, shape, channels_last)
     return dx, _gradient_of_weight(weight) if of_weight else None, dy.new_empty(dy.shape[1]) if of_bias else None
 
 
@@ -216,72 +203,36 @@ _conv_transpose = Differentiable(
 ).function()
 
 
-def _refused(op: str, argument: str, got: Any, expected: str) -> ParameterError:
-    message = f"{op}: {argument} is {got!r}, expected {expected}"
-    return ParameterError(message, op=op, argument=argument, expected=expected, got=got)
-
-
-def _each(op: str, argument: str, value: Any, dims: int, least: int) -> List[Any]:
-    """A number for each dimension."""
-    given = list(value) if isinstance(value, (tuple, list)) else [value]
-    given = given * dims if len(given) == 1 else given
-    if len(given) != dims or any(n < least for n in given):
-        raise _refused(op, argument, value, f"a number from {least} on, or one for each of {dims} dimensions")
-    return given
-
-
 def _sides(op: str, padding: Any, dims: int, stride: List[Any], dilation: List[Any], kernel: Sequence[Any]) -> List[Any]:
     """Padding before and behind each dimension, one after the other."""
     if padding == "valid":
         return [0] * (2 * dims)
     if padding == "same":
         if any(s != 1 for s in stride):
-            raise _refused(op, "padding", "same", "numbers: with a stride no padding keeps the extents")
+            raise refused(op, "padding", "same", "numbers: with a stride no padding keeps the extents")
         whole = [d * (k - 1) for d, k in zip(dilation, kernel)]
         return [side for total in whole for side in (total // 2, total - total // 2)]
     if isinstance(padding, str):
-        raise _refused(op, "padding", padding, "'same', 'valid' or numbers")
+        raise refused(op, "padding", padding, "'same', 'valid' or numbers")
     if isinstance(padding, (tuple, list)) and any(isinstance(p, (tuple, list)) for p in padding):
         if len(padding) != dims or any(not isinstance(p, (tuple, list)) or len(p) != 2 or min(p) < 0 for p in padding):
-            raise _refused(op, "padding", padding, f"{dims} pairs of numbers that are not negative")
+            raise refused(op, "padding", padding, f"{dims} pairs of numbers that are not negative")
         return [side for pair in padding for side in pair]
-    return [side for number in _each(op, "padding", padding, dims, 0) for side in (number, number)]
+    return [side for number in each(op, "padding", padding, dims, 0) for side in (number, number)]
 
 
 def _steps(op: str, dims: int, stride: Any, padding: Any, dilation: Any, kernel: Sequence[Any]) -> Any:
     """Stride, padding and dilation as the operators take them."""
-    strides, dilations = _each(op, "stride", stride, dims, 1), _each(op, "dilation", dilation, dims, 1)
+    strides, dilations = each(op, "stride", stride, dims, 1), each(op, "dilation", dilation, dims, 1)
     return strides, _sides(op, padding, dims, strides, dilations, kernel), dilations
 
 
-_known_steps = lru_cache(_steps)
-
-
-def _settled(*arguments: Any) -> Any:
-    """The same, in eager code found again: layers call with the same ones each time."""
-    if is_compiling():
-        return _steps(*arguments)
-    try:
-        return _known_steps(*arguments)
-    except TypeError:
-        # Lists and symbolic numbers have no hash.
-        return _steps(*arguments)
+_settled = remembered(_steps)
 
 
 def _expect_ranks(op: str, dims: int, input: Tensor, weight: Tensor) -> None:
-    for argument, x, ranks in (("input", input, (dims + 1, dims + 2)), ("weight", weight, (dims + 2,))):
-        if x.dim() not in ranks:
-            expected = " or ".join(map(str, ranks))
-            message = f"{op}: {argument} has {x.dim()} dimensions, expected {expected}"
-            raise ShapeError(message, op=op, argument=argument, expected=expected, got=x.dim())
-
-
-def _is_recorded(*tensors: Optional[Tensor]) -> bool:
-    if is_compiling():
-        break_graph_of_transform()
-    elif takes_derivatives():
-        return True
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    expect_rank(op, "input", input, dims + 1, dims + 2)
+    expect_rank(op, "weight", weight, dims + 2)
 
 
 def _with_batch(dims: int, *tensors: Any) -> Tuple[Any, ...]:
@@ -290,7 +241,7 @@ def _with_batch(dims: int, *tensors: Any) -> Tuple[Any, ...]:
     alone = x.dim() == dims + 1
     x = x.unsqueeze(0) if alone else x
     # Images of one dimension have no such format.
-    return x, weight, bias, alone, dims > 1 and (_suggests_channels_last(x) or _suggests_channels_last(weight))
+    return x, weight, bias, alone, dims > 1 and (suggests_channels_last(x) or suggests_channels_last(weight))
 
 
 def _convolution(dims: int) -> Callable[..., Tensor]:
@@ -311,7 +262,7 @@ def _convolution(dims: int) -> Callable[..., Tensor]:
         strides, sides, dilations = _settled(name, dims, stride, padding, dilation, weight.shape[2:])
         x, weight, bias, alone, channels_last = _with_batch(dims, input, weight, bias)
         behind = None
-        if activation in _ACTIVATIONS and _is_recorded(x, weight, bias):
+        if activation in _ACTIVATIONS and is_recorded(x, weight, bias):
             # Its gradient needs what it is applied to.
             activation, behind = None, _ACTIVATIONS[activation]
         try:
@@ -345,11 +296,11 @@ def _transposed_convolution(dims: int) -> Callable[..., Tensor]:
     ) -> Tensor:
         _expect_ranks(name, dims, input, weight)
         if isinstance(padding, str):
-            raise _refused(name, "padding", padding, "numbers")
+            raise refused(name, "padding", padding, "numbers")
         strides, sides, dilations = _settled(name, dims, stride, padding, dilation, weight.shape[2:])
-        further = _each(name, "output_padding", output_padding, dims, 0)
+        further = each(name, "output_padding", output_padding, dims, 0)
         if any(n >= max(s, d) for n, s, d in zip(further, strides, dilations)):
-            raise _refused(name, "output_padding", output_padding, "less than the stride or the dilation")
+            raise refused(name, "output_padding", output_padding, "less than the stride or the dilation")
         x, weight, bias, alone, channels_last = _with_batch(dims, input, weight, bias)
         if bias is not None:
             _expect_bias(name, bias, x.dtype, weight.shape[1] * groups)

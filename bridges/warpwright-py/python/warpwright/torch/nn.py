@@ -7,9 +7,33 @@ from torch import Tensor
 
 from . import _batch, _cross_entropy, _groups, _local_response, _matmul, _operators, _rows, _softmax
 from ._conv_nn import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
+from ._pool_nn import (
+    AdaptiveAvgPool1d,
+    AdaptiveAvgPool2d,
+    AdaptiveAvgPool3d,
+    AdaptiveMaxPool1d,
+    AdaptiveMaxPool2d,
+    AdaptiveMaxPool3d,
+    AvgPool1d,
+    AvgPool2d,
+    AvgPool3d,
+    MaxPool1d,
+    MaxPool2d,
+    MaxPool3d,
+    Upsample,
+)
 from ._recurrent_nn import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 
 __all__ = [
+    "AdaptiveAvgPool1d",
+    "AdaptiveAvgPool2d",
+    "AdaptiveAvgPool3d",
+    "AdaptiveMaxPool1d",
+    "AdaptiveMaxPool2d",
+    "AdaptiveMaxPool3d",
+    "AvgPool1d",
+    "AvgPool2d",
+    "AvgPool3d",
     "BatchNorm1d",
     "BatchNorm2d",
     "BatchNorm3d",
@@ -35,6 +59,9 @@ __all__ = [
     "Linear",
     "LocalResponseNorm",
     "LogSoftmax",
+    "MaxPool1d",
+    "MaxPool2d",
+    "MaxPool3d",
     "RMSNorm",
     "RNN",
     "RNNCell",
@@ -43,9 +70,10 @@ __all__ = [
     "Sigmoid",
     "Softmax",
     "Softmax2d",
-    "SwiGLU",
     "Softplus",
+    "SwiGLU",
     "Tanh",
+    "Upsample",
 ]
 
 
