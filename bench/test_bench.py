@@ -64,6 +64,20 @@ def test_bytes_are_those_of_the_operation():
     case = suites.Case("conv", "", (2, 4, 9, 8), "bf16", "dx", options)
     results = 2 * 6 * 4 * 3
     assert case.bytes == 2 * (2 * 4 * 9 * 8 + 6 * 2 * 9 + results) and case.operations == 2 * results * 2 * 9
+    windows = (("kernel", 3), ("padding", 1), ("stride", 2))
+    images, results = 2 * 4 * 9 * 8, 2 * 4 * 5 * 4
+    case = suites.Case("avg_pool", "", (2, 4, 9, 8), "bf16", "backward", windows)
+    assert case.bytes == 2 * (images + results)
+    case = suites.Case("max_pool", "", (2, 4, 9, 8), "bf16", "forward", windows)
+    assert case.bytes == 2 * (images + results)
+    case = suites.Case("max_pool", "", (2, 4, 9, 8), "bf16", "backward", windows)
+    assert case.bytes == 2 * (images + results) + results
+    case = suites.Case("adaptive_max_pool", "", (2, 4, 9, 8), "f32", "backward", (("output", 3),))
+    assert case.bytes == 4 * (images + 2 * 4 * 9) + 8 * 2 * 4 * 9
+    case = suites.Case("resize", "", (2, 4, 9, 8), "bf16", "forward", (("mode", "nearest"), ("scale", 1.5)))
+    assert case.bytes == 2 * (images + 2 * 4 * 13 * 12) and case.operations == 0
+    case = suites.Case("causal_conv1d", "", (2, 4, 9), "bf16", "backward", (("width", 4),))
+    assert case.bytes == 2 * 3 * 2 * 4 * 9
     case = suites.Case("cross_entropy", "", (4, 8), "f32", "both")
     assert case.bytes == 32 * 4 * 3
 

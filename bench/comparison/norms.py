@@ -24,7 +24,9 @@ Function = Callable[..., Any]
 
 
 def channels_last(x: torch.Tensor) -> torch.Tensor:
-    """Images with their channels last in memory, where PyTorch has such a format."""
+    """Images with their channels last in memory, of one dimension too, for which PyTorch has no name."""
+    if x.dim() == 3:
+        return x.mT.contiguous().mT
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     return x.to(memory_format=formats[x.dim()])
 

@@ -12,6 +12,8 @@ SIZES = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2}
 GATED = ("swiglu", "geglu", "geglu_tanh")
 # Gates of the recurrent nets.
 GATES = {"lstm": 4, "gru": 3, "lstm_cell": 4}
+# Operations whose results are images of other extents.
+IMAGES = ("max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_pool", "resize")
 GROUP = 64
 NESTED_BLOCK = 256
 
@@ -54,6 +56,18 @@ class Case:
         return self.elements, filters * terms, batch * filters * math.prod(outputs), terms
 
     @property
+    def pixels(self) -> int:
+        """Elements of the result of an operation on images that gives them other extents."""
+        batch, channels, *extents = self.shape
+        kernel, scale = self.option("kernel"), self.option("scale")
+        room = 2 * self.option("padding", 0)
+        if kernel:
+            outputs = [(extent + room - kernel) // self.option("stride", kernel) + 1 for extent in extents]
+        else:
+            outputs = [math.floor(extent * scale) if scale else self.option("output") for extent in extents]
+        return batch * channels * math.prod(outputs)
+
+    @property
     def elements(self) -> int:
         return math.prod(self.shape)
 
@@ -67,6 +81,10 @@ class Case:
         if self.op == "conv":
             # Of each pass one of them is the result.
             return sum(self.convolution[:3]) * size
+        if self.op in IMAGES:
+            # Of maxima a byte for each says where it is from, eight where windows are adaptive.
+            numbered = "max" in self.op and (self.direction == "backward" or self.option("argmax", False))
+            return (n + self.pixels) * size + numbered * self.pixels * (8 if "adaptive" in self.op else 1)
         if self.op == "scaled_matmul":
             rows, cols, depth = self.shape
             return (rows + cols) * depth + rows * cols * (4 if self.option("format") == "int8" else size)

@@ -1,4 +1,4 @@
-"""Products and convolutions of `warpwright.torch` on the samples that PyTorch tests its own with."""
+"""Products, convolutions and pooling of `warpwright.torch` on the samples that PyTorch tests its own with."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 samples = pytest.importorskip("torch.testing._internal.common_methods_invocations")
 
 import warpwright.torch as wt  # noqa: E402
+from torch.testing._internal.common_modules import module_db  # noqa: E402
 
 OURS = {
     "__rmatmul__": lambda a, b: wt.matmul(b, a),
@@ -27,6 +28,9 @@ OURS = {
     },
 }
 OPERATORS = [op for op in samples.op_db if op.name in OURS]
+POOLING = [f"{kind}_pool{dims}d" for kind, dims in itertools.product(("max", "avg", "adaptive_max", "adaptive_avg"), (1, 2, 3))]
+IMAGES = [op for op in samples.op_db if op.name in [f"nn.functional.{name}" for name in (*POOLING, "interpolate")]]
+MODULES = [m for m in module_db if m.module_cls.__name__.lower() in [name.replace("_", "") for name in POOLING]]
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 
@@ -63,6 +67,59 @@ def test_samples(op, dtype, torch_device):
 
 def test_every_operator_has_samples():
     assert {op.name for op in OPERATORS} == set(OURS)
+    # Of interpolate one for each mode.
+    assert len(IMAGES) == len(POOLING) + 7 and len(MODULES) == len(POOLING)
+
+
+def some(items, device):
+    """On the CPU, where the emulator takes its time, a part of them."""
+    items = list(items)
+    return items[:: max(len(items) // 24, 1)] if device == "cpu" else items
+
+
+def pooled(function, x, dy=None):
+    """The result, where maxima are from if that is told, and the gradient."""
+    x = x.detach().clone().requires_grad_()
+    found = function(x)
+    y, *indices = found if isinstance(found, tuple) else (found,)
+    return y.detach(), indices, torch.autograd.grad(y, x, torch.ones_like(y) if dy is None else dy.to(y.dtype))[0]
+
+
+def alike(ours, theirs, x):
+    """Whether two functions of images do the same, ours in the type of `x` and PyTorch's in f64."""
+    y, indices, _ = pooled(ours, x)
+    dy = torch.randn_like(y)
+    y, indices, dx = pooled(ours, x, dy)
+    exact, where, exact_dx = pooled(theirs, x.double(), dy)
+    # Weights of interpolate come of places in f32.
+    budget = 2 * BUDGETS[str(x.dtype).replace("torch.", "")] + (0 if x.dtype == torch.float64 else 4e-6)
+    assert all(torch.equal(a, b) for a, b in zip(indices, where)) and len(indices) == len(where)
+    assert y.stride() == exact.stride()
+    for a, b in ((y, exact), (dx, exact_dx)):
+        assert a.shape == b.shape and a.dtype == x.dtype
+        if not torch.equal(a.double(), b):
+            assert float((a.double() - b).norm()) <= budget * float(b.norm())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("op", IMAGES, ids=lambda op: op.formatted_name)
+def test_samples_of_images(op, dtype, torch_device):
+    torch.manual_seed(9)
+    function = getattr(wt, op.name.split(".")[-1])
+    for sample in some(op.sample_inputs(torch_device, dtype), torch_device):
+        alike(*(lambda x, f=f: f(x, *sample.args, **sample.kwargs) for f in (function, op.op)), sample.input)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.module_cls.__name__)
+def test_samples_of_modules(module, dtype, torch_device):
+    torch.manual_seed(9)
+    for training in (False, True):
+        given = module.module_inputs_func(module, torch_device, dtype, requires_grad=False, training=training)
+        for sample in some(given, torch_device):
+            made = sample.constructor_input
+            alike(*(getattr(nn, module.module_cls.__name__)(*made.args, **made.kwargs) for nn in (wt.nn, torch.nn)),
+                  *sample.forward_input.args)  # fmt: skip
 
 
 def test_samples_of_scaled_products(torch_device):
