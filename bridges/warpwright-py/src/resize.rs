@@ -74,17 +74,14 @@ impl<'py> Keywords<'_, 'py> {
             three(&given, None)
         });
         let align_corners = self.align_corners;
-        Ok(Described::Sampled(ResizeDesc {
-            dtype,
-            layout,
-            batch,
-            channels,
-            input,
-            output,
-            mode,
-            align_corners,
-            scale,
-        }))
+        let desc = ResizeDesc { dtype, layout, batch, channels, input, output, mode, align_corners, scale };
+        if input != output || !matches!(mode, Mode::Linear | Mode::Cubic) {
+            return Ok(Described::Sampled(desc));
+        }
+        // Images of the same extents are copied, whatever the factors are, as PyTorch does on a GPU.
+        desc.sampling().map_err(|e| images.call.raise(e))?;
+        let (mode, align_corners, scale) = (Mode::Nearest, false, [None; 3]);
+        Ok(Described::Sampled(ResizeDesc { mode, align_corners, scale, ..desc }))
     }
 
     /// Runs a plan of one argument and one result of a shape.
@@ -192,7 +189,7 @@ fn backward<'py>(
 /// x: float32, float64, float16 or bfloat16, [N, C, ...], or [N, ..., C] with channels_last. output: extents of the result, a number, or one
 /// for each dimension; scale: the factors from which places are computed, and without output the extents, rounded down.
 /// mode: "nearest", "nearest_exact", "linear" in one to three dimensions, "cubic" in two, or "area"; align_corners: whether the centres of the
-/// first and the last cells of both are at the same places, for "linear" and "cubic".
+/// first and the last cells of both are at the same places, for "linear" and "cubic", which copy images whose extents stay.
 /// memory_format: "contiguous_format" or "channels_last", of x and the result, for tensors of PyTorch [N, C, ...]; by default what x has.
 #[pyfunction]
 #[pyo3(signature = (x, output=None, *, scale=None, mode="nearest", align_corners=false, channels_last=false, memory_format=None, out=None, stream=None))]

@@ -209,6 +209,15 @@ def test_compiled_with_indices(torch_device):
         assert torch.equal(given.grad, other.grad)
 
 
+def test_exported_for_images_of_any_size():
+    nn, any_size = wt.nn, {0: torch.export.Dim("n"), 2: torch.export.Dim("h", min=8)}
+    modules = nn.MaxPool2d(3, 2, 1), nn.Upsample(scale_factor=1.5, mode="bilinear"), nn.AvgPool2d(2), nn.AdaptiveAvgPool2d((2, 1))
+    model = torch.nn.Sequential(*modules)
+    exported = torch.export.export(model, (torch.randn(2, 3, 8, 6),), dynamic_shapes=(any_size,)).module()
+    x = torch.randn(5, 3, 11, 6)
+    assert torch.equal(exported(x), model(x))
+
+
 def operators(last):
     of_windows = [3, 2], [2, 1], [1, 0]
     return {
@@ -227,6 +236,13 @@ def test_opcheck(name, form, torch_device):
     x = torch.randn(2, 3, 5, 4, device=torch_device).contiguous(memory_format=form).requires_grad_()
     arguments = operators(form == torch.channels_last)[name]
     torch.library.opcheck(getattr(torch.ops.warpwright, name).default, (x, *arguments))
+
+
+def test_an_operator_has_no_gradient_through_what_it_does_not_save(torch_device):
+    x = torch.randn(2, 3, 4, device=torch_device, requires_grad=True)
+    y, _ = torch.ops.warpwright.max_pool(x, [2], [2], [0], [1], False, None, False)
+    with pytest.raises(RuntimeError, match="max_pool has no gradient without argmax"):
+        y.sum().backward()
 
 
 def test_second_derivatives_are_refused(torch_device):

@@ -55,6 +55,8 @@ def _maxima(
         return result(x, shape, last), kept
 
     def run_back(where: Tensor, dy: Tensor, image: Sequence[int], *values: Any) -> Tensor:
+        if values[-2] is None:
+            raise RuntimeError(f"warpwright: {name} has no gradient without argmax")
         return backward(dy, where, (*dy.shape[:2], *image), **parameters.backward(values))
 
     def fake_back(where: Tensor, dy: Tensor, image: Sequence[Any], *values: Any) -> Tensor:

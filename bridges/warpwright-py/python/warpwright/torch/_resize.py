@@ -73,9 +73,6 @@ def interpolate(
         raise refused(op, "recompute_scale_factor", recompute_scale_factor, "False beside a size")
     else:
         output = each(op, "size", size, rank - 2, 1)
-    if native in ("linear", "cubic") and output == list(input.shape[2:]):
-        # Images of the same extents are copied, whatever the factors are, as PyTorch does on a GPU.
-        scale, native, align_corners = None, "nearest", None
     try:
         return _resize(input, output, scale, native, bool(align_corners), suggests_channels_last(input))
     except Error as error:
