@@ -1,4 +1,4 @@
-"""What tests of operators on images of PyTorch have in common."""
+"""Helpers of the tests of operators on images of PyTorch."""
 
 from __future__ import annotations
 

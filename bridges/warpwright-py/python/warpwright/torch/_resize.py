@@ -10,7 +10,7 @@ from .._errors import Error
 from ._common import renamed
 from ._images import each, expect_rank, linear_operator, refused, suggests_channels_last
 
-# What native functions call each mode, and of how many dimensions it has images.
+# The native name of each mode, and the numbers of dimensions that it has images of.
 _MODES = {
     "nearest": ("nearest", (3, 4, 5)),
     "nearest-exact": ("nearest_exact", (3, 4, 5)),
