@@ -7,7 +7,7 @@
 
 use warpwright::conv::tuning::{self, Tile};
 use warpwright::conv::{Axis, Conv, ConvBackwardDesc, ConvDesc, Layout};
-use warpwright::gemm::Precision;
+use warpwright::matmul::Precision;
 use warpwright::{DType, Device, Error, Operation, Plan};
 use warpwright_timing::{Cold, Ready, Shared};
 
