@@ -115,7 +115,7 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
             }
         }
     }
-    if dtype.bytes() == 2 {
+    if dtype != DType::F64 {
         all.push(plan::recorded(OP, &PackTaps { dtype }, target)?);
     }
     for width in [1, SumParts::WIDE] {

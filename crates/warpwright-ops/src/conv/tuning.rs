@@ -166,12 +166,11 @@ pub(super) struct TiledChoice {
 }
 
 /// Tiles of 16-bit elements: the narrow ones are for groups.
-const HALF: [Candidate; 5] = [
+const HALF: [Candidate; 4] = [
     products::tensor(Tiles::new(128, 128, 64, 3), (2, 4), 0.9),
     products::tensor(Tiles::new(64, 64, 32, 4), (2, 2), 0.6),
     products::tensor(Tiles::new(128, 32, 32, 4), (4, 1), 0.35),
     products::tensor(Tiles::new(128, 16, 32, 4), (4, 1), 0.2),
-    products::tensor(Tiles::new(16, 64, 32, 4), (1, 4), 0.2),
 ];
 /// Of `f32` whose numbers are split.
 const SPLIT: [Candidate; 4] = [
@@ -246,29 +245,32 @@ pub(super) fn choose_tiled(
 ) -> Option<TiledChoice> {
     let Kind { dtype, target, .. } = *kind;
     let devices = u64::from(DeviceLimits::of(target).multiprocessors);
-    let choice = |(candidate, config): (Candidate, Tiled)| {
-        let tiles = config.tiles();
+    let choices = |(candidate, config): (Candidate, Tiled)| {
+        let tiles = *config.tiles();
         let blocks = m.div_ceil(tiles.rows.into()) * n.div_ceil(tiles.cols.into()) * groups;
         // Several blocks run on a multiprocessor.
-        let parts = (TILED_BLOCKS * devices / blocks.max(1)).min(depth / LEAST_PART);
-        let parts = parts.clamp(1, most.min(MAX_PARTS).into());
-        let part = depth.div_ceil(parts).max(1).next_multiple_of(tiles.slice.into());
-        let parts = depth.div_ceil(part).max(1);
-        let sums = (m * n * groups * parts) as f64 * 4.0;
-        let adding = if parts > 1 { PARTS_US + 2.0 * sums / PARTS_RATE + sums / STORE_RATE } else { 0.0 };
-        let us = products::tiles_us(dtype, target, &candidate, (blocks * parts, part.min(depth))) + adding;
-        Some((TiledChoice { config, part: u32::try_from(part).ok()? }, us))
+        let most_parts = (TILED_BLOCKS * devices).div_ceil(blocks.max(1)).min(depth / LEAST_PART);
+        (1..=most_parts.clamp(1, most.min(MAX_PARTS).into())).filter_map(move |parts| {
+            let part = depth.div_ceil(parts).max(1).next_multiple_of(tiles.slice.into());
+            let parts = depth.div_ceil(part).max(1);
+            let sums = (m * n * groups * parts) as f64 * 4.0;
+            let adding = if parts > 1 { PARTS_US + 2.0 * sums / PARTS_RATE + sums / STORE_RATE } else { 0.0 };
+            let tiles = (blocks * parts, part.min(depth));
+            let us = products::tiles_us(dtype, target, &candidate, tiles) + adding;
+            Some((TiledChoice { config, part: u32::try_from(part).ok()? }, us))
+        })
     };
-    let all: Vec<_> = tiled_candidates(kind, piece).filter_map(choice).collect();
+    let mut all: Vec<_> = tiled_candidates(kind, piece).flat_map(choices).collect();
+    all.sort_by(|a, b| a.1.total_cmp(&b.1));
     let asked = all.iter().find(|(choice, _)| match only {
         Some(Tile::Copied(only)) => choice.config.with(only.tiles().piece) == only,
         _ => false,
     });
-    asked.or_else(|| all.iter().min_by(|a, b| a.1.total_cmp(&b.1))).map(|(choice, _)| *choice)
+    asked.or_else(|| all.first()).map(|(choice, _)| *choice)
 }
 
 /// Blocks of a multiprocessor that share the common dimension of few tiles, and the least of it that is worth one.
-const TILED_BLOCKS: u64 = 2;
+const TILED_BLOCKS: u64 = 4;
 const LEAST_PART: u64 = 256;
 
 /// Blocks of a multiprocessor that the ordinary units are kept busy by.

@@ -236,20 +236,14 @@ impl Planner<'_> {
         pass == Pass::BackwardX && self.conv.dtype == DType::F32
     }
 
-    /// The weight with channels outermost and filters last, in the workspace until the end.
+    /// The weight with taps and channels outermost and filters last, in the workspace until the end.
     fn turned_weight(&mut self, tensors: &Tensors) -> Result<(LaunchStep, In<Elem>), PlanError> {
         let Conv { filters, channels, .. } = *self.conv;
-        let taps = self.sizes.taps;
+        let columns = self.sizes.taps * channels;
         let at = self.keep(self.sizes.weight)?;
-        let order = Order {
-            outer: (channels, 1),
-            middle: (taps, channels),
-            first: (1, 0),
-            second: (filters, taps * channels),
-            padded: None,
-        };
-        let to = self.workspace.arg_at(at as u64);
-        let launch = self.reorder(tensors.other.clone(), to, false, (1, 0), &order)?;
+        let layouts = (Layout::ChannelsLast, Layout::ChannelsFirst);
+        let (from, to) = (tensors.other.clone(), self.workspace.arg_at(at as u64));
+        let launch = self.copy_images((from, to), layouts, (1, filters), (columns, columns))?;
         Ok((launch, self.workspace.written_at(at as u64)))
     }
 
@@ -419,8 +413,13 @@ impl Planner<'_> {
             steps: Vec::new(),
         };
         // The taps of the weight that take part, and where the first of them is.
-        let of_tap = if self.turns_weight(pass) { filters } else { channels };
-        let (mut of_taps, mut first, mut tap) = (Vec::new(), 0, of_tap as u64 * size);
+        let (mut of_taps, mut first, mut tap) = (Vec::new(), 0, channels as u64 * size);
+        // From one filter to the next, or of a weight that is turned from one channel to the next.
+        let mut leading = self.sizes.taps as u64 * tap;
+        if self.turns_weight(pass) {
+            leading = filters as u64 * size;
+            tap *= filters as u64;
+        }
         for axis in (3 - self.dims()..3).rev() {
             let Side { lower, upper, step, taps, first: first_tap, tap_step, products, .. } = sides[axis];
             map.pixel_dims.push((extents[axis] as u64, stride));
@@ -434,12 +433,10 @@ impl Planner<'_> {
             tap *= axes[axis].kernel as u64;
         }
         map.pixel_dims.push((batch as u64, stride));
-        // Of one filter, or channel, to the next.
-        let filter = self.sizes.taps as u64 * of_tap as u64 * size;
         let (slice_a, slice_b) = blocks.slices;
         let [channels, filters] = [channels as u64, filters as u64];
         let of_weight = |(outer, depth): (u64, u64)| {
-            let map = slice_b.map((outer, depth), filter, &of_taps);
+            let map = slice_b.map((outer, depth), leading, &of_taps);
             TensorMapArg::over(&tensors.other, TensorMap { base: first, ..map })
         };
         let image = |tile: PanelTile| TensorMapArg::over(&tensors.image, tile.im2col_map(&map));

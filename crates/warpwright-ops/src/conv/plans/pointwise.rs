@@ -2,7 +2,7 @@
 
 use warpwright_dsl::Elem;
 use warpwright_dsl::args::Argument;
-use warpwright_ptx::ArgValue;
+use warpwright_ptx::{ArgValue, DType};
 use warpwright_runtime::LaunchStep;
 
 use super::{Epilogue, Planner, Tensors};
@@ -45,6 +45,9 @@ fn rebound(value: &ArgValue, tensors: &[(ArgValue, ArgValue)]) -> ArgValue {
     }
 }
 
+/// Channels and filters at least where a product of `f32` as pairs of `f16` takes less time than one of tiles that are copied.
+const LEAST_OF_PAIRS: usize = 512;
+
 impl Planner<'_> {
     /// The product that a pass is, if it is one.
     fn product_of_matrices(&self, pass: Pass, program: Program) -> Option<GemmDesc> {
@@ -57,6 +60,11 @@ impl Planner<'_> {
             || pixels == 0
             || !axes.iter().all(point)
         {
+            return None;
+        }
+        // Pairs of numbers cost more than the products of a short side.
+        let short = channels.min(filters) < LEAST_OF_PAIRS;
+        if short && dtype == DType::F32 && layout == Layout::ChannelsLast && self.has_tiles(pass) {
             return None;
         }
         let Program { bias, activation, .. } = program;

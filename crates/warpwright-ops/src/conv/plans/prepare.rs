@@ -1,16 +1,16 @@
 //! Plans of images that tensor copies do not reach as they are: they are brought to a layout that they do, and results back.
 
-use warpwright_dsl::{Elem, In, Out};
+use warpwright_dsl::{Elem, In, Out, PanelTile};
 use warpwright_runtime::LaunchStep;
 
 use super::{Epilogue, Order, OwnWeight, Planner, Tensors};
 use crate::PlanError;
 use crate::conv::relayout::{self, PackTaps, PackTapsArgs, Relayout, RelayoutArgs, VECTOR};
-use crate::conv::{Axis, Conv, Layout, OP, Pass};
-use crate::gemm::MAX_LAYERS;
+use crate::conv::{Axis, Conv, Layout, OP, Pass, tuning};
+use crate::gemm::{MAX_LAYERS, WIDE};
 use crate::plan::{self, small};
 
-/// Channels that whole vectors have.
+/// Channels that whole vectors of taps have.
 const fn whole(channels: usize) -> usize {
     channels.next_multiple_of(VECTOR as usize)
 }
@@ -41,16 +41,20 @@ impl Planner<'_> {
         {
             return Change { conv: folded, row: Some(conv.axes[2].kernel), folded: true };
         }
-        if conv.dtype.bytes() > 2 {
-            return Change { conv: Conv { layout, weight_layout, ..conv }, row: None, folded: false };
-        }
-        // Results may have any number of channels.
-        let filters = if pass == Pass::Forward { conv.filters } else { whole(conv.filters) };
-        let last = Conv { layout, weight_layout, channels: whole(conv.channels), filters, ..conv };
+        // Copies bring 16 bytes of channels. Results may have any number of them.
+        let aligned = |channels: usize| channels.next_multiple_of(WIDE as usize / conv.dtype.bytes());
+        let filters = if pass == Pass::Forward { conv.filters } else { aligned(conv.filters) };
+        let last = Conv { layout, weight_layout, channels: aligned(conv.channels), filters, ..conv };
         let [depth, height, width] = conv.axes;
         let packed = whole(width.kernel.saturating_mul(conv.channels));
-        // A slice has channels of one tap: of few of them, those of all taps of a row.
-        let slices = |channels: usize, taps: usize| channels.div_ceil(64).saturating_mul(taps);
+        // A slice of tensor copies has channels of one tap: of few of them, those of all taps of a row. Others have those of several, but pad
+        // them.
+        let panels = self.target.sm == 90 && tuning::multiplies_panels(conv.dtype, conv.precision);
+        let panel = PanelTile::width_of(conv.dtype) as usize;
+        let slices = |channels: usize, taps: usize| match panels {
+            true => channels.div_ceil(panel).saturating_mul(taps),
+            false => channels.saturating_mul(taps),
+        };
         let fewer = slices(packed, 1).saturating_mul(2) <= slices(last.channels, width.kernel);
         if pass == Pass::BackwardX || !fewer {
             return Change { conv: last, row: None, folded: false };
@@ -148,6 +152,7 @@ impl Planner<'_> {
             y = (self.workspace, at as u64);
             let from = self.workspace.written_at(at as u64);
             let layouts = (Layout::ChannelsLast, conv.layout);
+            let pixels = (conv.batch, pixels);
             last = Some(self.copy_images((from, tensors.y_at(0)), layouts, pixels, channels)?);
         }
         let tensors = Tensors { image, other, bias, y };
@@ -177,17 +182,19 @@ impl Planner<'_> {
         channels: (usize, usize),
     ) -> Result<LaunchStep, PlanError> {
         let to = self.workspace.arg_at(at as u64);
-        self.copy_images((from, to), (layout, Layout::ChannelsLast), pixels, channels)
+        let batch = self.conv.batch;
+        self.copy_images((from, to), (layout, Layout::ChannelsLast), (batch, pixels), channels)
     }
 
-    fn copy_images(
+    /// Images of so many pixels and channels in another layout, zeros in what channels there are behind those.
+    pub(super) fn copy_images(
         &self,
         (x, y): (In<Elem>, Out<Elem>),
         (from, to): (Layout, Layout),
-        pixels: usize,
+        (batch, pixels): (usize, usize),
         (channels, to_channels): (usize, usize),
     ) -> Result<LaunchStep, PlanError> {
-        let Conv { dtype, batch, .. } = *self.conv;
+        let dtype = self.conv.dtype;
         let side = relayout::SIDE as usize;
         let blocks = pixels.div_ceil(side).saturating_mul(to_channels.div_ceil(side)).saturating_mul(batch);
         let grid = plan::cover(OP, blocks, 1)?.unwrap_or([1; 3]);
