@@ -195,6 +195,8 @@ pub struct TileCopy<'k> {
     bytes_apart: U64<'k>,
     /// Whether each copy lies within the bounds or outside.
     whole: bool,
+    /// Whether copies of 16 bytes stay in the L1 cache too.
+    cached: bool,
 }
 
 impl<'k> K<'k> {
@@ -235,6 +237,7 @@ impl<'k> K<'k> {
                 from: wide,
                 bytes_apart: wide,
                 whole: false,
+                cached: false,
             };
         }
         self.on_behalf(|| {
@@ -255,6 +258,7 @@ impl<'k> K<'k> {
                 from: row.to_u64().mul_add(leading, start),
                 bytes_apart: leading * u64::from(rows_apart),
                 whole: false,
+                cached: false,
             }
         })
     }
@@ -284,6 +288,11 @@ impl<'k> TileCopy<'k> {
     /// The same where the bounds' columns are a multiple of what one copy moves, which takes fewer instructions.
     pub fn in_whole_pieces(self) -> Self {
         Self { whole: true, ..self }
+    }
+
+    /// The same through the L1 cache, where blocks copy elements more than once.
+    pub fn cached(self) -> Self {
+        Self { cached: true, ..self }
     }
 
     /// Starts the thread's copies into the tile that lies `stage` bytes further on, where `there` holds: elements beyond
@@ -464,7 +473,7 @@ impl<'k> TileCopy<'k> {
 
     fn start_async(&self, dst: Address, from: U64<'k>, limit: Option<Limit<'k>>, guard: Option<Pred<'k>>) {
         // Only 16 bytes can pass by the L1 cache.
-        let cache = if self.piece == CHUNK { CacheOp::Cg } else { CacheOp::Ca };
+        let cache = if self.piece == CHUNK && !self.cached { CacheOp::Cg } else { CacheOp::Ca };
         let copy = Inst::CpAsync {
             cache,
             l2_prefetch: L2Prefetch::Default,

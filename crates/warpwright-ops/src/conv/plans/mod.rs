@@ -13,7 +13,7 @@ use warpwright_runtime::LaunchStep;
 
 use super::bias::{self, BiasArgs, BiasParts};
 use super::gather::StrideArgs;
-use super::tuning::Tile;
+use super::tuning::{PIECES, Tile};
 use super::weight::{self, Reorder, ReorderArgs, SumArgs, SumManyParts, SumParts};
 use super::{Axis, Conv, ConvArgs, ConvBackwardArgs, ConvBackwardDesc, ConvDesc, Layout, OP, Pass, Sizes};
 use crate::PlanError;
@@ -153,11 +153,16 @@ impl<'a> Planner<'a> {
         if let Some(kernel) = self.depthwise_kernel(pass, epilogue.1) {
             return self.depthwise(&kernel, &tensors, &epilogue.0);
         }
-        if self.has_tiles(pass) {
+        // Where copies are narrow images are padded first.
+        let tiles = self.has_tiles(pass);
+        if tiles && self.piece(pass) == Some(PIECES[0]) {
             return self.tiled(pass, &tensors, &epilogue);
         }
         if let Some(steps) = self.prepared(pass, &tensors, &epilogue)? {
             return Ok(steps);
+        }
+        if tiles {
+            return self.tiled(pass, &tensors, &epilogue);
         }
         self.gather(pass, tensors, epilogue.0)
     }

@@ -16,7 +16,7 @@ use crate::plan::{self, small};
 
 impl Planner<'_> {
     /// Bytes that a copy of neighbouring channels of a group can have.
-    fn piece(&self, pass: Pass) -> Option<u32> {
+    pub(super) fn piece(&self, pass: Pass) -> Option<u32> {
         let bytes = self.conv.dtype.bytes();
         let (channels, filters) = self.of_group();
         let whole = |of: usize, piece: u32| (of * bytes).is_multiple_of(piece as usize);
@@ -112,7 +112,9 @@ impl Planner<'_> {
         let kernel = TiledConv { dtype, pass, dims: self.dims(), config: choice.config, split };
         let tiles = choice.config.tiles();
         let blocks = m.div_ceil(tiles.rows as usize).saturating_mul(n.div_ceil(tiles.cols as usize));
-        let grid = plan::cover(OP, blocks.saturating_mul(count), 1)?.map_or([1; 3], |[x, ..]| [x, parts, 1]);
+        let bundles = count.div_ceil(tiles.teams as usize);
+        let grid =
+            plan::cover(OP, blocks.saturating_mul(bundles), 1)?.map_or([1; 3], |[x, ..]| [x, parts, 1]);
         let pixel_steps = self.pixel_steps(pass);
         let first: u64 = sides.iter().zip(pixel_steps).map(|(side, step)| side.phase as u64 * step).sum();
         let y = match split {
@@ -140,7 +142,8 @@ impl Planner<'_> {
             d,
             h,
             w,
-            groups: DivisorArgs::new(small(count)),
+            groups: small(count),
+            bundles: DivisorArgs::new(small(bundles)),
             m: small(m),
             n: small(n),
             depth: small(depth),
