@@ -3,6 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 use warpwright::conv::{Axis, Conv, ConvArgs, ConvBackwardArgs, ConvBackwardDesc, ConvDesc, Layout};
+use warpwright::matmul::Precision;
 use warpwright::plan::PlanCache;
 
 use crate::array::{Array, Site, count};
@@ -10,7 +11,7 @@ use crate::call::{Form, places, present};
 use crate::error::{self, Class, Problem};
 use crate::images::{Images, InMemory, Order, counts, each};
 use crate::library::{Library, Maybe, Object};
-use crate::matmul::activation_of;
+use crate::matmul::{activation_of, precision_of};
 
 const FORWARD: &str = "conv";
 const BACKWARD: &str = "conv_backward";
@@ -21,6 +22,7 @@ struct Keywords<'a, 'py> {
     padding: Maybe<'a, 'py>,
     dilation: Maybe<'a, 'py>,
     groups: usize,
+    precision: Precision,
     memory: InMemory<'a>,
     stream: Maybe<'a, 'py>,
 }
@@ -117,7 +119,8 @@ impl<'a, 'py> Started<'a, 'py> {
             }
         }
         let (layout, weight_layout) = (order.layout(), order.of_row_major());
-        Ok(Conv { dtype: first.dtype, layout, weight_layout, batch, channels, filters, groups, axes })
+        let (dtype, precision) = (first.dtype, self.keywords.precision);
+        Ok(Conv { dtype, layout, weight_layout, batch, channels, filters, groups, axes, precision })
     }
 
     /// The shape of the result of a convolution over `dims` dimensions.
@@ -267,13 +270,14 @@ fn gradients<'py>(
 /// x: float32, float64, float16 or bfloat16, [N, C, ...], or [N, ..., C] with channels_last; weight: [filters, C / groups, ...], or
 /// [filters, ..., C / groups] with it, of its dtype; bias: [filters] of it, or None. stride, dilation: a number, or one for each dimension;
 /// padding: the same, or pairs of zeros before and behind. activation: "relu", "gelu_erf", "gelu_tanh", "silu", "sigmoid" or "tanh".
-/// Sums are kept in float32, in float64 for float64, and rounded once. The weight is read as it is with its channels first or last in memory.
+/// Sums are kept in float32, in float64 for float64, and rounded once. precision: "full", or "tf32", for float32 from sm_80 on: factors
+/// may be rounded to 11 bits. The weight is read as it is with its channels first or last in memory.
 /// memory_format: "contiguous_format" or "channels_last", of x and the result, for tensors of PyTorch [N, C, ...]; by default what x has.
 /// The result is [N, filters, ...], or [N, ..., filters] with channels_last.
 #[pyfunction]
 #[pyo3(
-    signature = (x, weight, bias=None, *, stride=None, padding=None, dilation=None, groups=1, activation=None, channels_last=false, memory_format=None, out=None, stream=None),
-    text_signature = "(x, weight, bias=None, *, stride=1, padding=0, dilation=1, groups=1, activation=None, channels_last=False, memory_format=None, out=None, stream=None)"
+    signature = (x, weight, bias=None, *, stride=None, padding=None, dilation=None, groups=1, activation=None, precision="full", channels_last=false, memory_format=None, out=None, stream=None),
+    text_signature = "(x, weight, bias=None, *, stride=1, padding=0, dilation=1, groups=1, activation=None, precision='full', channels_last=False, memory_format=None, out=None, stream=None)"
 )]
 #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
 pub(crate) fn conv<'py>(
@@ -285,6 +289,7 @@ pub(crate) fn conv<'py>(
     dilation: Maybe<'_, 'py>,
     #[pyo3(from_py_with = count)] groups: usize,
     activation: Option<&str>,
+    precision: &str,
     channels_last: bool,
     memory_format: Option<&str>,
     out: Maybe<'_, 'py>,
@@ -292,8 +297,9 @@ pub(crate) fn conv<'py>(
 ) -> PyResult<Object<'py>> {
     static PLANS: PlanCache<ConvDesc> = PlanCache::new();
     let activation = activation_of(x.py(), FORWARD, activation)?;
+    let precision = precision_of(x.py(), FORWARD, precision)?;
     let memory = InMemory { channels_last, memory_format };
-    let keywords = Keywords { stride, padding, dilation, groups, memory, stream };
+    let keywords = Keywords { stride, padding, dilation, groups, precision, memory, stream };
     let (started, x) = Started::new(FORWARD, ("x", x), &keywords)?;
     let call = &started.images.call;
     let weight = call.read(("weight", weight))?;
@@ -317,14 +323,14 @@ pub(crate) fn conv<'py>(
 
 /// The gradients `(dx, dweight, dbias)` of `conv` without an activation, None for those that are not wanted.
 ///
-/// x, weight, stride, padding, dilation, groups, channels_last, memory_format: as in the forward pass; dy: gradient of its result.
+/// x, weight, stride, padding, dilation, groups, precision, channels_last, memory_format: as in the forward pass; dy: gradient of its result.
 /// x_gradient, weight_gradient, bias_gradient: which are wanted. An x or a weight that no wanted gradient is computed from may be given as
 /// its shape, a tuple: x is there for the gradient of the weight, the weight for that of x, which is a transposed convolution of dy.
 /// dx lies in memory as x, dweight as the weight. `out` holds the results that are wanted.
 #[pyfunction]
 #[pyo3(
-    signature = (x, weight, dy, *, stride=None, padding=None, dilation=None, groups=1, channels_last=false, memory_format=None, x_gradient=true, weight_gradient=true, bias_gradient=true, out=None, stream=None),
-    text_signature = "(x, weight, dy, *, stride=1, padding=0, dilation=1, groups=1, channels_last=False, memory_format=None, x_gradient=True, weight_gradient=True, bias_gradient=True, out=None, stream=None)"
+    signature = (x, weight, dy, *, stride=None, padding=None, dilation=None, groups=1, precision="full", channels_last=false, memory_format=None, x_gradient=true, weight_gradient=true, bias_gradient=true, out=None, stream=None),
+    text_signature = "(x, weight, dy, *, stride=1, padding=0, dilation=1, groups=1, precision='full', channels_last=False, memory_format=None, x_gradient=True, weight_gradient=True, bias_gradient=True, out=None, stream=None)"
 )]
 #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
 pub(crate) fn conv_backward<'py>(
@@ -335,6 +341,7 @@ pub(crate) fn conv_backward<'py>(
     padding: Maybe<'_, 'py>,
     dilation: Maybe<'_, 'py>,
     #[pyo3(from_py_with = count)] groups: usize,
+    precision: &str,
     channels_last: bool,
     memory_format: Option<&str>,
     x_gradient: bool,
@@ -343,7 +350,8 @@ pub(crate) fn conv_backward<'py>(
     out: Maybe<'_, 'py>,
     stream: Maybe<'_, 'py>,
 ) -> PyResult<Bound<'py, PyTuple>> {
+    let precision = precision_of(x.py(), BACKWARD, precision)?;
     let memory = InMemory { channels_last, memory_format };
-    let keywords = Keywords { stride, padding, dilation, groups, memory, stream };
+    let keywords = Keywords { stride, padding, dilation, groups, precision, memory, stream };
     gradients(&keywords, [x, weight, dy], [x_gradient, weight_gradient, bias_gradient], out)
 }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any, Callable
+import sys
+from contextlib import nullcontext
+from typing import Any, Callable, ContextManager, Iterator
 
 import numpy as np
 import pytest
@@ -73,6 +75,19 @@ def torch_cuda() -> Any:
     if not torch.cuda.is_available():
         pytest.skip("PyTorch sees no GPU")
     return torch
+
+
+def rounds(allowed: bool) -> ContextManager[Any]:
+    """Whether PyTorch's convolutions of f32 on a GPU, and with them ours, may round their factors."""
+    # PyTorch's own tests, once imported, let the flags be set in no other way.
+    return sys.modules["torch"].backends.cudnn.flags(enabled=True, allow_tf32=allowed)
+
+
+@pytest.fixture(autouse=True)
+def exact_factors() -> Iterator[None]:
+    """They do not unless a test says otherwise."""
+    with rounds(False) if "torch" in sys.modules else nullcontext():
+        yield
 
 
 @pytest.fixture

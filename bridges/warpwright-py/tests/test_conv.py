@@ -12,7 +12,9 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import warpwright as ww  # noqa: E402
 import warpwright.torch as wt  # noqa: E402
+from conftest import BUDGETS, rounds  # noqa: E402
 from images import DTYPES, FORMATS, close, compile_anew, leaves, results  # noqa: E402
+from warpwright.torch import _conv  # noqa: E402
 
 F = torch.nn.functional
 NAMES = [f"{name}{dims}d" for name in ("conv", "conv_transpose") for dims in (1, 2, 3)]
@@ -139,7 +141,7 @@ def test_activations(name, compiled, torch_device):
 def test_an_operator_has_no_gradient_through_what_it_does_not_save(torch_device):
     x = torch.randn(2, 3, 4, device=torch_device, requires_grad=True)
     weight = torch.randn(4, 3, 2, device=torch_device)
-    y = torch.ops.warpwright.conv(x, weight, None, [1], [0, 0], [1], 1, "silu", False)
+    y = torch.ops.warpwright.conv(x, weight, None, [1], [0, 0], [1], 1, "full", "silu", False)
     with pytest.raises(RuntimeError, match="no gradient through silu"):
         y.sum().backward()
 
@@ -167,8 +169,8 @@ def operator_arguments(form, device):
     last, bias = form == torch.channels_last, torch.randn(4, device=device)
     sides = [[2, 1], [1, 0, 1, 1], [1, 1]]
     return {
-        "conv": (new(2, 4, 5, 3), new(4, 2, 3, 2), bias, *sides, 2, "relu", last),
-        "conv_transpose": (new(2, 4, 2, 3), new(4, 2, 3, 2), bias, *sides, 2, [4, 2], last),
+        "conv": (new(2, 4, 5, 3), new(4, 2, 3, 2), bias, *sides, 2, "full", "relu", last),
+        "conv_transpose": (new(2, 4, 2, 3), new(4, 2, 3, 2), bias, *sides, 2, "full", [4, 2], last),
     }
 
 
@@ -241,6 +243,113 @@ def test_autocast(name, torch_device):
     for a, b in zip(*found):
         assert (a.dtype, a.stride()) == (b.dtype, b.stride())
         assert float((a.double() - b.double()).norm() / b.double().norm()) < 2e-2
+
+
+@pytest.fixture
+def tf32(monkeypatch, torch_device):
+    """The device has products of tf32: on the CPU the emulator is taken for a GPU."""
+    if torch_device == "cpu":
+        monkeypatch.setattr(_conv, "_has_tf32", lambda device: True)
+    elif torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("the GPU has no tf32")
+
+
+def factors(device, dtype=torch.float32):
+    """Images and a weight whose products are rounded in every pass if they may be."""
+    tensors = torch.randn(2, 8, 6, 5, device=device), torch.randn(8, 8, 3, 2, device=device)
+    return [t.to(dtype) for t in tensors]
+
+
+def is_rounded(name, found, tensors, dy):
+    """Whether the result and all gradients are, or none of them."""
+    exact, _ = results(getattr(F, name), tensors, dy, torch.float64)
+    distances = [float((a.double() - b).norm() / b.norm()) for a, b in zip(found, exact)]
+    rounded = [1e-5 < d < 2e-3 for d in distances]
+    assert all(rounded) or max(distances) < 2 * BUDGETS["float32"], distances
+    return all(rounded)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", ["conv2d", "conv_transpose2d"])
+def test_precision(name, compiled, torch_device, tf32):
+    """That of PyTorch, unless it is asked for."""
+    tensors = factors(torch_device)
+    for allowed, precision in itertools.product((True, False), (None, "full", "tf32")):
+        function = lambda *t: getattr(wt, name)(*t, precision=precision)  # noqa: B023, E731
+        function = compile_anew(function) if compiled else function
+        with rounds(allowed):
+            found, dy = results(function, tensors)
+            assert is_rounded(name, found, tensors, dy) == (allowed if precision is None else precision == "tf32")
+            with torch.no_grad():
+                assert torch.equal(function(*tensors), found[0])
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cudnn, "conv"), reason="cuDNN has one setting for all that it does")
+def test_precision_of_convolutions_alone(torch_device, tf32):
+    """A setting that recurrent nets do not share."""
+    tensors = factors(torch_device)
+    with rounds(True):
+        for precision in ("ieee", "tf32"):
+            torch.backends.cudnn.conv.fp32_precision = precision
+            found, dy = results(wt.conv2d, tensors)
+            assert is_rounded("conv2d", found, tensors, dy) == (precision == "tf32")
+
+
+@pytest.mark.parametrize("name", ["conv2d", "conv_transpose2d"])
+def test_gradients_have_the_precision_of_the_result(name, torch_device, tf32):
+    tensors = factors(torch_device)
+    for allowed in (True, False):
+        given = leaves(tensors)
+        with rounds(allowed):
+            y = getattr(wt, name)(*given)
+        dy = torch.randn_like(y)
+        with rounds(not allowed):
+            gradients = torch.autograd.grad(y, given, dy)
+        assert is_rounded(name, [y.detach(), *gradients], tensors, dy) == allowed
+
+
+@pytest.mark.parametrize("name", ["conv2d", "conv_transpose2d"])
+def test_precision_under_transforms(name, torch_device, tf32):
+    tensors = factors(torch_device)
+    for allowed in (True, False):
+        with rounds(allowed):
+            y, gradients = torch.func.vjp(getattr(wt, name), *tensors)
+        dy = torch.randn_like(y)
+        assert is_rounded(name, [y, *gradients(dy)], tensors, dy) == allowed
+
+
+@pytest.mark.parametrize("name", ["conv2d", "conv_transpose2d"])
+def test_other_types_are_not_rounded(name, torch_device, tf32):
+    for dtype in DTYPES[1:]:
+        tensors = factors(torch_device, dtype)
+        with rounds(True):
+            found, dy = results(getattr(wt, name), tensors)
+        close(found, results(getattr(F, name), tensors, dy, torch.float64)[0], dtype)
+        with pytest.raises(ww.ParameterError, match=f"^{name}: precision is tf32, must be full for"):
+            getattr(wt, name)(*tensors, precision="tf32")
+    with rounds(True), torch.autocast(torch_device, dtype=torch.bfloat16):
+        assert getattr(wt, name)(*factors(torch_device)).dtype == torch.bfloat16
+
+
+def test_the_emulator_does_not_round():
+    tensors = factors("cpu")
+    with rounds(True):
+        found, dy = results(wt.conv2d, tensors)
+    assert not is_rounded("conv2d", found, tensors, dy)
+
+
+@pytest.mark.parametrize("name", ["conv2d", "conv_transpose2d"])
+def test_precision_of_modules(name, torch_device, tf32):
+    kind = {"conv2d": "Conv2d", "conv_transpose2d": "ConvTranspose2d"}[name]
+    x, weight = factors(torch_device)
+    for allowed, precision in itertools.product((True, False), (None, "full", "tf32")):
+        module = getattr(wt.nn, kind)(8, 8, (3, 2), bias=False, precision=precision).to(torch_device)
+        module.weight = torch.nn.Parameter(weight)
+        with rounds(allowed):
+            found, dy = results(module, [x])
+        exact, _ = results(lambda x: getattr(F, name)(x, weight.to(x.dtype)), [x], dy, torch.float64)
+        rounded = [float((a.double() - b).norm() / b.norm()) > 1e-5 for a, b in zip(found, exact)]
+        assert rounded == [allowed if precision is None else precision == "tf32"] * 2
 
 
 def test_second_derivatives_are_refused(torch_device):
@@ -371,6 +480,8 @@ REFUSED = [
     ("conv2d", (IMAGE, WEIGHT), {"padding": 1.5}, ww.ParameterError, "padding"),
     ("conv2d", (IMAGE, WEIGHT), {"padding": "full"}, ww.ParameterError, "padding"),
     ("conv2d", (IMAGE, WEIGHT), {"padding": "same", "stride": 2}, ww.ParameterError, "padding"),
+    ("conv2d", (IMAGE, WEIGHT), {"precision": "half"}, ww.ParameterError, "precision"),
+    ("conv_transpose2d", (ones(2, 6, 5, 5), WEIGHT), {"precision": "half"}, ww.ParameterError, "precision"),
     ("conv_transpose2d", (ones(4, 5), WEIGHT), {}, ww.ShapeError, "input"),
     ("conv_transpose2d", (IMAGE, WEIGHT), {}, ww.ShapeError, "input"),
     ("conv_transpose2d", (ones(2, 6, 5, 5), WEIGHT), {"groups": 4}, ww.ParameterError, "groups"),

@@ -163,6 +163,56 @@ def test_gradients_that_are_left_out(random):
             assert np.allclose(a, b, rtol=1e-13, atol=1e-13)
 
 
+# Of which every pass has sums of rounded factors.
+ROUNDED = [
+    ((1, 8, 5, 6), (8, 8, 3, 3), {"padding": ((0, 2), (1, 0)), "dilation": (1, 2)}),
+    ((3, 4, 4, 4), (8, 4, 1, 1), {"stride": 2}),
+    ((2, 16, 9), (16, 8, 3), {"groups": 2, "padding": 1}),
+    ((1, 4, 3, 4, 5), (4, 4, 2, 3, 2), {"padding": (0, 1, (1, 0))}),
+]
+
+
+def rounded_passes(x, weight, dy, options):
+    """Results and gradients in tf32 in both layouts."""
+    options = options | {"precision": "tf32"}
+    yield ww.conv(x, weight, **options), *ww.conv_backward(x, weight, dy, **options)
+    options = options | {"channels_last": True}
+    y = ww.conv(last(x), last(weight), **options)
+    *found, dbias = ww.conv_backward(last(x), last(weight), last(dy), **options)
+    yield *(np.moveaxis(a, -1, 1) for a in (y, *found)), dbias
+
+
+@pytest.mark.parametrize("x, weight, options", ROUNDED)
+def test_rounded_factors(random, x, weight, options):
+    x, weight = drawn(random, "float32", x, weight)
+    (dy,) = drawn(random, "float32", ww.conv(x, weight, **options).shape)
+    for *found, dbias in rounded_passes(x, weight, dy, options):
+        *wanted, exact_dbias = conv(x, weight, **options), *gradients(x, weight, dy, **options)
+        for a, b in zip(found, wanted):
+            assert a.shape == b.shape and a.dtype == np.float32
+            assert 1e-6 < distance(a, b) < 2e-3
+        close(dbias, exact_dbias, "float32")
+
+
+@pytest.mark.parametrize("x, weight, options", [*ROUNDED, *CASES])
+def test_factors_that_rounding_leaves(random, x, weight, options):
+    """Numbers of 8 bits are numbers of 11."""
+    x, weight = (a.astype(np.float32) for a in drawn(random, "bfloat16", x, weight))
+    dy = drawn(random, "bfloat16", conv(x, weight, **options).shape)[0].astype(np.float32)
+    for found in rounded_passes(x, weight, dy, options):
+        for a, b in zip(found, (conv(x, weight, **options), *gradients(x, weight, dy, **options))):
+            close(a, b, "float32")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
+def test_other_types_are_not_rounded(dtype):
+    arguments = [a.astype(numpy_dtype(dtype)) for a in (X, WEIGHT, DY)]
+    for op, given in (("conv", arguments[:2]), ("conv_backward", arguments)):
+        with pytest.raises(ww.ParameterError, match=f"^{op}: precision is tf32, must be full for elements other than f32") as info:
+            getattr(ww, op)(*given, groups=2, precision="tf32")
+        assert (info.value.op, info.value.argument, info.value.got) == (op, "precision", "tf32")
+
+
 X, WEIGHT = np.ones((2, 4, 6, 5), np.float32), np.ones((6, 2, 3, 3), np.float32)
 GROUPS = {"groups": 2}
 DY = np.ones((2, 6, 4, 3), np.float32)
@@ -185,6 +235,7 @@ REFUSED = [
     ((X, WEIGHT), GROUPS | {"stride": -1}, ww.ParameterError, "stride", "is -1, expected 2 numbers that are not negative"),
     ((X, WEIGHT), GROUPS | {"stride": (1, 1.5)}, ww.ParameterError, "stride", "is (1, 1.5)"),
     ((X, WEIGHT), GROUPS | {"padding": ((1, 2, 3), 1)}, ww.ParameterError, "padding", "or pairs of them"),
+    ((X, WEIGHT), GROUPS | {"precision": "half"}, ww.ParameterError, "precision", "is 'half', expected 'full' or 'tf32'"),
     ((X, WEIGHT), GROUPS | {"padding": "same"}, ww.ParameterError, "padding", "is 'same'"),
     ((X, WEIGHT), GROUPS | {"memory_format": "channels_last"}, ww.ParameterError, "memory_format", "for tensors of PyTorch"),
     ((X.astype(np.int32), WEIGHT.astype(np.int32)), GROUPS, ww.DtypeError, "x", "is i32, expected f32, f64, f16, bf16"),

@@ -352,6 +352,7 @@ class _ConvOptions(TypedDict, total=False):
     padding: _Sides
     dilation: _Extents
     groups: int
+    precision: str
     channels_last: bool
     memory_format: str | None
     stream: _Stream | None

@@ -1,5 +1,6 @@
 """Convolutions as operators; `warpwright.torch` has them for users."""
 
+from functools import lru_cache
 from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 
 import torch
@@ -36,13 +37,40 @@ def _gradient_of_weight(weight: Tensor) -> Tensor:
     return result(weight, weight.shape, last)
 
 
-def _options(stride: Any, padding: Any, dilation: Any, groups: int, channels_last: bool) -> Any:
+@lru_cache(maxsize=None)
+def _has_tf32(device: torch.device) -> bool:
+    """Whether a device has products of tf32 that PyTorch's convolutions may use; the emulator is none."""
+    return device.type == "cuda" and torch.cuda.is_available() and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+# What is compiled keeps the value that it was traced with.
+@torch.compiler.assume_constant_result
+def _precision_of_pytorch(device: torch.device) -> str:
+    """The precision of PyTorch's convolutions of float32 on a device."""
+    if not _has_tf32(device):
+        return "full"
+    cudnn = torch.backends.cudnn
+    # Before PyTorch 2.9 cuDNN has one setting for all that it does, which later raises an error where its parts differ.
+    own = getattr(cudnn, "conv", None)
+    allowed = cudnn.allow_tf32 if own is None else own.fp32_precision == "tf32"
+    return "tf32" if allowed else "full"
+
+
+def _precision(precision: Optional[str], x: Tensor) -> str:
+    """The precision of a convolution of x that was asked for, or else that of PyTorch."""
+    if precision is not None:
+        return precision
+    return _precision_of_pytorch(x.device) if x.dtype == torch.float32 else "full"
+
+
+def _options(stride: Any, padding: Any, dilation: Any, groups: int, precision: str, channels_last: bool) -> Any:
     """Keywords of the native functions."""
     return {
         "stride": stride,
         "padding": list(zip(padding[::2], padding[1::2])),
         "dilation": dilation,
         "groups": groups,
+        "precision": precision,
         "memory_format": memory_format(channels_last),
     }
 
@@ -66,10 +94,11 @@ def _forward(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
+    precision: str,
     activation: Optional[str],
     channels_last: bool,
 ) -> Tensor:
-    options = _options(stride, padding, dilation, groups, channels_last)
+    options = _options(stride, padding, dilation, groups, precision, channels_last)
     return _native.conv(x, weight, bias, activation=activation, **options)
 
 
@@ -88,6 +117,7 @@ def _gradients(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
+    precision: str,
     activation: Optional[str],
     channels_last: bool,
     wanted: Sequence[bool],
@@ -100,7 +130,7 @@ def _gradients(
         dy = _native.relu_backward(y, dy)
     if not (of_x or of_weight):
         return None, None, _sum(dy) if of_bias else None
-    options = _options(stride, padding, dilation, groups, channels_last)
+    options = _options(stride, padding, dilation, groups, precision, channels_last)
     given = (dy.shape[0], weight.shape[1] * groups, *image) if x is None else x
     return _native.conv_backward(
         given, weight, dy, x_gradient=of_x, weight_gradient=of_weight, bias_gradient=of_bias, **options
@@ -108,12 +138,12 @@ def _gradients(
 
 
 def _fake_gradients(x: Any, weight: Any, y: Any, dy: Tensor, image: Any, *rest: Any) -> Any:
-    *_, groups, _, channels_last, (of_x, of_weight, of_bias) = rest
+    *_, groups, _, _, channels_last, (of_x, of_weight, of_bias) = rest
     dx = result(dy, (dy.shape[0], weight.shape[1] * groups, *image), channels_last) if of_x else None
     return dx, _gradient_of_weight(weight) if of_weight else None, dy.new_empty(dy.shape[1]) if of_bias else None
 
 
-_PARAMETERS = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups"
+_PARAMETERS = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, str precision"
 
 _conv = Differentiable(
     Operator(
@@ -129,7 +159,7 @@ _conv = Differentiable(
     ),
     # The gradient of the weight has the shape of the weight, and lies as it does.
     read_by=((1,), (0, 1), ()),
-    keep=lambda inputs, found: (found[0] if inputs[7] == "relu" else None,),
+    keep=lambda inputs, found: (found[0] if inputs[8] == "relu" else None,),
     noted=lambda inputs: (list(inputs[0].shape[2:]), *inputs[3:]),
 ).function()
 
@@ -142,17 +172,18 @@ def _transposed(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
+    precision: str,
     output: Sequence[int],
     channels_last: bool,
 ) -> Tensor:
-    options = _options(stride, padding, dilation, groups, channels_last)
+    options = _options(stride, padding, dilation, groups, precision, channels_last)
     shape = (x.shape[0], weight.shape[1] * groups, *output)
     y, _, _ = _native.conv_backward(shape, weight, x, weight_gradient=False, bias_gradient=False, **options)
     return y if bias is None else y.add_(bias.reshape(-1, *[1] * len(output)))
 
 
 def _fake_transposed(x: Tensor, weight: Tensor, bias: Any, *rest: Any) -> Tensor:
-    *_, groups, output, channels_last = rest
+    *_, groups, _, output, channels_last = rest
     return result(x, (x.shape[0], weight.shape[1] * groups, *output), channels_last)
 
 
@@ -164,12 +195,13 @@ def _transposed_gradients(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
+    precision: str,
     output: Sequence[int],
     channels_last: bool,
     wanted: Sequence[bool],
 ) -> Any:
     of_x, of_weight, of_bias = wanted
-    options = _options(stride, padding, dilation, groups, channels_last)
+    options = _options(stride, padding, dilation, groups, precision, channels_last)
     dx = _native.conv(dy, weight, **options) if of_x else None
     dweight = None
     if of_weight:
@@ -179,7 +211,7 @@ def _transposed_gradients(
 
 
 def _fake_transposed_gradients(x: Any, weight: Any, dy: Tensor, *rest: Any) -> Any:
-    stride, padding, dilation, _, _, channels_last, (of_x, of_weight, of_bias) = rest
+    stride, padding, dilation, _, _, _, channels_last, (of_x, of_weight, of_bias) = rest
     dx = None
     if of_x:
         shape = (dy.shape[0], weight.shape[0], *_outputs(dy, weight, stride, padding, dilation))
@@ -244,6 +276,14 @@ def _with_batch(dims: int, *tensors: Any) -> Tuple[Any, ...]:
     return x, weight, bias, alone, dims > 1 and (suggests_channels_last(x) or suggests_channels_last(weight))
 
 
+_COMMON = """Padding may be pairs too, before and behind. Images and weights with their channels last in memory are read as they are, and the result
+    lies as PyTorch's. Of one dtype, float32, float64, float16 or bfloat16. Differentiable in input, weight and bias.
+
+    precision: "full", or "tf32", for float32 from sm_80 on: factors may be rounded to 11 bits, in gradients too. By default it is that of PyTorch's
+    own convolutions on the GPU, `torch.backends.cudnn.conv.fp32_precision`, which `torch.backends.cudnn.allow_tf32` sets and which is "tf32" unless
+    it was changed, and "full" in the emulator. Compiled code keeps what it was traced with."""
+
+
 def _convolution(dims: int) -> Callable[..., Tensor]:
     name = f"conv{dims}d"
 
@@ -257,16 +297,17 @@ def _convolution(dims: int) -> Callable[..., Tensor]:
         groups: int = 1,
         *,
         activation: Optional[str] = None,
+        precision: Optional[str] = None,
     ) -> Tensor:
         _expect_ranks(name, dims, input, weight)
         strides, sides, dilations = _settled(name, dims, stride, padding, dilation, weight.shape[2:])
         x, weight, bias, alone, channels_last = _with_batch(dims, input, weight, bias)
-        behind = None
+        precision, behind = _precision(precision, x), None
         if activation in _ACTIVATIONS and is_recorded(x, weight, bias):
             # Its gradient needs what it is applied to.
             activation, behind = None, _ACTIVATIONS[activation]
         try:
-            y = _conv(x, weight, bias, strides, sides, dilations, groups, activation, channels_last)
+            y = _conv(x, weight, bias, strides, sides, dilations, groups, precision, activation, channels_last)
         except Error as error:
             raise renamed(error, name, x="input") from None
         y = y if behind is None else behind(y)
@@ -275,8 +316,7 @@ def _convolution(dims: int) -> Callable[..., Tensor]:
     function.__name__ = function.__qualname__ = name
     function.__doc__ = f"""`torch.nn.functional.{name}`, then an activation, "relu", "gelu_erf", "gelu_tanh", "silu", "sigmoid" or "tanh".
 
-    Padding may be pairs too, before and behind. Images and weights with their channels last in memory are read as they are, and the result
-    lies as PyTorch's. Of one dtype, float32, float64, float16 or bfloat16. Differentiable in input, weight and bias.
+    {_COMMON}
     """
     return function
 
@@ -293,6 +333,8 @@ def _transposed_convolution(dims: int) -> Callable[..., Tensor]:
         output_padding: Numbers = 0,
         groups: int = 1,
         dilation: Numbers = 1,
+        *,
+        precision: Optional[str] = None,
     ) -> Tensor:
         _expect_ranks(name, dims, input, weight)
         if isinstance(padding, str):
@@ -314,8 +356,9 @@ def _transposed_convolution(dims: int) -> Callable[..., Tensor]:
         if any(n < 1 for n in output):
             message = f"{name}: input has extents {list(x.shape[2:])}, of which the result has {output}"
             raise ShapeError(message, op=name, argument="input", expected="extents of the result from 1 on", got=tuple(output))
+        precision = _precision(precision, x)
         try:
-            y = _conv_transpose(x, weight, bias, strides, sides, dilations, groups, output, channels_last)
+            y = _conv_transpose(x, weight, bias, strides, sides, dilations, groups, precision, output, channels_last)
         except Error as error:
             raise renamed(error, name, x="input", dy="input") from None
         return y.squeeze(0) if alone else y
@@ -323,8 +366,7 @@ def _transposed_convolution(dims: int) -> Callable[..., Tensor]:
     function.__name__ = function.__qualname__ = name
     function.__doc__ = f"""`torch.nn.functional.{name}`: the gradient that a convolution has of its argument, as a function of that of its result.
 
-    Padding may be pairs too, before and behind. Images and weights with their channels last in memory are read as they are, and the result
-    lies as PyTorch's. Of one dtype, float32, float64, float16 or bfloat16. Differentiable in input, weight and bias.
+    {_COMMON}
     """
     return function
 

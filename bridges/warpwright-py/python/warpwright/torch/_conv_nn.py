@@ -8,7 +8,18 @@ from torch import Tensor
 from . import _conv
 
 
-class _Convolution:
+class _Module:
+    """The keyword that is ours: `precision`, "full", "tf32" or None, as of the functions."""
+
+    # Of modules that were made as PyTorch's.
+    precision: Optional[str] = None
+
+    def __init__(self, *args: Any, precision: Optional[str] = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.precision = precision
+
+
+class _Convolution(_Module):
     """The forward pass of the modules below."""
 
     def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
@@ -17,7 +28,9 @@ class _Convolution:
         if self.padding_mode != "zeros":
             input = torch.nn.functional.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             padding = 0
-        return function(input, weight, bias, self.stride, padding, self.dilation, self.groups)
+        return function(
+            input, weight, bias, self.stride, padding, self.dilation, self.groups, precision=self.precision
+        )
 
 
 class Conv1d(_Convolution, torch.nn.Conv1d):
@@ -32,7 +45,7 @@ class Conv3d(_Convolution, torch.nn.Conv3d):
     """`torch.nn.Conv3d` over `warpwright.torch.conv3d`."""
 
 
-class _TransposedConvolution:
+class _TransposedConvolution(_Module):
     """The forward pass of the modules below."""
 
     def forward(self: Any, input: Tensor, output_size: Optional[List[int]] = None) -> Tensor:
@@ -41,9 +54,8 @@ class _TransposedConvolution:
         output_padding = self._output_padding(
             input, output_size, self.stride, self.padding, self.kernel_size, dims, self.dilation
         )
-        return function(
-            input, self.weight, self.bias, self.stride, self.padding, output_padding, self.groups, self.dilation
-        )
+        parameters = self.stride, self.padding, output_padding, self.groups, self.dilation
+        return function(input, self.weight, self.bias, *parameters, precision=self.precision)
 
 
 class ConvTranspose1d(_TransposedConvolution, torch.nn.ConvTranspose1d):
