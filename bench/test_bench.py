@@ -18,7 +18,7 @@ if sys.version_info < (3, 11):
     pytest.skip("suites are TOML, which Python reads from 3.11 on", allow_module_level=True)
 
 import report  # noqa: E402
-from comparison import charts, suites  # noqa: E402
+from comparison import charts, lab, suites  # noqa: E402
 
 KEYS = "op case dtype direction ours_us other_us other ratio roofline error gpu driver versions commit date".split()
 
@@ -64,6 +64,8 @@ def test_bytes_are_those_of_the_operation():
     case = suites.Case("conv", "", (2, 4, 9, 8), "bf16", "dx", options)
     results = 2 * 6 * 4 * 3
     assert case.bytes == 2 * (2 * 4 * 9 * 8 + 6 * 2 * 9 + results) and case.operations == 2 * results * 2 * 9
+    terms = [suites.Case("conv", "", (2, 4, 9, 8), "f32", direction, options).terms for direction in ("forward", "dx", "dweight")]
+    assert terms == [2 * 9, 3 * 9, 2 * 4 * 3]
     windows = (("kernel", 3), ("padding", 1), ("stride", 2))
     images, results = 2 * 4 * 9 * 8, 2 * 4 * 5 * 4
     case = suites.Case("avg_pool", "", (2, 4, 9, 8), "bf16", "backward", windows)
@@ -80,6 +82,14 @@ def test_bytes_are_those_of_the_operation():
     assert case.bytes == 2 * 3 * 2 * 4 * 9
     case = suites.Case("cross_entropy", "", (4, 8), "f32", "both")
     assert case.bytes == 32 * 4 * 3
+
+
+def test_convolutions_of_f32_have_both_precisions():
+    cases = [case for case in suites.load(HERE / "suites.toml", ["conv"]) if case.dtype == "f32"]
+    rounded = {str(case) for case in cases if case.factors == "tf32"}
+    assert rounded == {f"{case}, tf32" for case in cases if case.factors == "f32"} and len(cases) == 2 * len(rounded)
+    # What is compared with exact sums of exact factors, and of rounded ones.
+    assert all((lab.budget(case) > 1e-4) == (case.factors == "tf32") for case in cases)
 
 
 def test_a_part_of_the_cases():

@@ -14,7 +14,7 @@ from typing import Any, Sequence
 from .suites import GATES, Case
 
 # Norm-wise errors that a correct implementation stays within; the format's own error for 4 bits of normal data.
-BUDGETS = {"f64": 1e-13, "f32": 1e-6, "bf16": 4e-3, "f16": 5e-4}
+BUDGETS = {"f64": 1e-13, "f32": 1e-6, "tf32": 4.5e-4, "bf16": 4e-3, "f16": 5e-4}
 FORMATS = {"nf4": 0.0925, "fp4": 0.1225, "int4": 0.14, "int4_asymmetric": 0.14, "nested": 0.03}
 # Of recurrent nets 1.5 times those of PyTorch, whose gradients are sums of products that were rounded.
 STATES = {"f32": 5.7e-7, "tf32": 5.7e-4, "bf16": 3.45e-3, "f16": 3.9e-4}
@@ -48,6 +48,9 @@ def budget(case: Case) -> float:
     if case.op == "matmul" and case.dtype == "f32":
         # Sums of the common dimension in f32: 1.5 times PyTorch's error, which is 8.1e-7 for 2048 terms and grows as a root.
         return 1.5 * 8.1e-7 * math.sqrt(case.shape[2] / 2048)
+    if case.op == "conv" and case.dtype == "f32":
+        # As of products, and for rounded factors 1.5 times the error of one rounding of each.
+        return max(BUDGETS[case.factors], 1.5 * 8.1e-7 * math.sqrt(case.terms / 2048))
     if case.op == "scaled_matmul":
         # Tensor cores cut off what is below 14 bits of sums that are not promoted: 2e-3 for 8192 terms, which grows about as a root.
         return 3e-3 * max(1, math.sqrt(case.shape[2] / 8192)) if case.option("accumulation") == "fast" else BUDGETS["bf16"]

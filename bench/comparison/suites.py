@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import tomllib
 from dataclasses import dataclass
@@ -54,6 +55,13 @@ class Case:
         outputs = [(extent + room) // self.option("stride", 1) + 1 for extent in extents]
         terms = channels // self.option("groups", 1) * kernel ** len(extents)
         return self.elements, filters * terms, batch * filters * math.prod(outputs), terms
+
+    @property
+    def terms(self) -> int:
+        """The products that each element of the result of a pass of a convolution is a sum of, at the most."""
+        *_, results, terms = self.convolution
+        channels, filters = self.shape[1], self.option("filters")
+        return {"forward": terms, "dx": terms * filters // channels, "dweight": results // filters}[self.direction]
 
     @property
     def pixels(self) -> int:
@@ -156,11 +164,13 @@ def load(path: Path, ops: list[str]) -> Iterator[Case]:
 
 
 def _cases(suite: dict[str, Any], part: dict[str, Any], ops: list[str]) -> Iterator[Case]:
-    """The cases of a part of a suite: of each type, and of images in both orders if the suite says so."""
-    for channels_last in suite.get("channels_last", [None]):
+    """The cases of a part of a suite: of each type, and of images in both orders and of each precision if the suite says so."""
+    for channels_last, precision in itertools.product(suite.get("channels_last", [None]), suite.get("precisions", ["full"])):
         options, case = dict(part.get("options", {})), part["case"]
         if channels_last:
             options["channels_last"], case = True, f"{case}, channels last"
+        if precision != "full":
+            options["precision"], case = precision, f"{case}, {precision}"
         for dtype in suite["dtypes"]:
             for op in suite["ops"]:
                 for direction in part.get("directions", suite.get("directions", ["forward"])):
