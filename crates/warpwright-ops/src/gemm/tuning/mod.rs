@@ -419,8 +419,7 @@ fn cost(dtype: DType, target: Target, shape: Shape, c: &Candidate, choice: Choic
     // The sums are written and read again, in f32.
     let adding = PARTS_US + parts as f64 * m * n * batch * 8.0 / MEMORY_RATE;
     let splitting = 2.0 * SPLIT_US + (m * k + k * n) * batch * SPLIT_BYTES / MEMORY_RATE;
-    let us = tiles.max(all) + if parts > 1 { adding } else { 0.0 } + if splits { splitting } else { 0.0 };
-    us
+    tiles.max(all) + if parts > 1 { adding } else { 0.0 } + if splits { splitting } else { 0.0 }
 }
 
 /// How many microseconds so many blocks take whose tiles are so deep.
