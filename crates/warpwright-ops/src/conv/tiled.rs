@@ -11,7 +11,8 @@ use warpwright_dsl::prelude::*;
 use warpwright_dsl::{Bounds, SharedTile, TileCopy};
 
 use super::Pass;
-use crate::gemm::epilogue::{self, EpilogueArgs, Outputs, ResultArgs, ResultParams, SumTile};
+use super::tuning::PIECES;
+use crate::gemm::epilogue::{self, EpilogueArgs, Outputs, ResultArgs, ResultParams};
 use crate::gemm::kernel::{Factors, Problem, tile_of_block};
 use crate::gemm::tuning::Tiled;
 
@@ -37,8 +38,8 @@ kernel_args! {
         /// The image that is gathered, the other operand, and the result.
         image: In<Elem>, other: In<Elem>, to: ResultArgs,
         d: AxisArgs, h: AxisArgs, w: AxisArgs,
-        /// Groups, each with a product of its own, and blocks for as many as there are teams.
-        groups: u32, bundles: DivisorArgs,
+        /// Groups, each with a product of its own.
+        groups: DivisorArgs,
         /// Sides of the product of a group.
         m: u32, n: u32, depth: u32,
         /// How much of the common dimension a block along y of the grid takes, and the sums of one.
@@ -56,6 +57,10 @@ kernel_args! {
         epilogue: EpilogueArgs,
     }
 }
+
+/// Columns of a narrow tile, and blocks of it that a multiprocessor has registers for.
+const NARROW: u32 = 16;
+const BLOCKS_OF_NARROW: u32 = 7;
 
 /// A pass of a convolution in tiles.
 #[derive(Clone, Copy, Debug)]
@@ -104,11 +109,6 @@ fn digits<'k>(index: U32<'k>, extents: impl IntoIterator<Item = Divisor<'k>>) ->
 }
 
 impl<'k> Images<'k> {
-    /// Whether there is a group of this number.
-    fn is_group(&self) -> Pred<'k> {
-        self.group.lt(self.p.groups)
-    }
-
     /// The dimensions that there are, the innermost first.
     fn axes(&self) -> Vec<AxisParams<'k>> {
         [self.p.w, self.p.h, self.p.d].into_iter().take(self.dims).collect()
@@ -256,9 +256,12 @@ impl AccumulateKernel for TiledConv {
         let Self { dtype, pass, dims, config, split } = *self;
         let split = if split { "_split" } else { "" };
         let name = format!("conv_{dtype}_{}_{dims}d_{}{split}", pass.name(), config.name());
+        // Few sums wait for their copies together: other blocks work meanwhile.
+        let tiles = config.tiles();
+        let narrow = dims == 2 && tiles.cols <= NARROW && tiles.piece == PIECES[0];
         KernelSpec::new(name, BlockDim::x(config.threads()))
             .dtypes(epilogue::dtypes(dtype, self.split))
-            .min_blocks_per_sm(1)
+            .min_blocks_per_sm(if narrow { BLOCKS_OF_NARROW } else { 1 })
     }
 
     fn dtype(&self) -> DType {
@@ -267,16 +270,7 @@ impl AccumulateKernel for TiledConv {
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, p: TiledParams<'k>) {
         let tiles = *self.config.tiles();
-        // Teams have neighbouring groups, and neighbouring threads copy the channels of one pixel for all of them.
-        let teams = tiles.teams;
-        let (block, bundle) = p.bundles.divide(k.block_idx_x());
-        let first_group = if teams > 1 { bundle * teams } else { bundle };
-        let (thread, threads) = (k.thread_idx(), k.block_threads());
-        let (copied, copying) = match teams {
-            1 => (None, (thread, threads)),
-            _ => (Some(thread % teams), (thread / teams, threads / teams)),
-        };
-        let group = copied.map_or(first_group, |copied| first_group + copied);
+        let (block, group) = p.groups.divide(k.block_idx_x());
         let images = Images { pass: self.pass, dims: self.dims, p, group };
         let (down, across) = tile_of_block(block, (p.m, p.n), (tiles.rows, tiles.cols));
         let (row, col) = (down * tiles.rows, across * tiles.cols);
@@ -284,18 +278,14 @@ impl AccumulateKernel for TiledConv {
         let end = (begin + p.part).min(p.depth);
         let steps = (end.max(begin) - begin + (tiles.slice - 1)) / tiles.slice;
         let factors = self.factors();
-        let ring = tiles.pipeline(self.dtype, factors.major.0, factors.major.1).total_bytes();
+        let copying = (k.thread_idx(), k.block_threads());
         let copy = |tile: SharedTile<'k>, from: Ptr<'k, Read, Elem>, leading| {
-            let tile = copied.map_or(tile, |copied| tile.moved(copied * ring));
             let copy = k.tile_copy(tile, from, leading, tiles.piece, copying);
             // Taps of neighbouring pixels are copies of the same elements: it takes less time where few sums wait for many of them.
             if matches!(self.config, Tiled::Split(_)) { copy.cached() } else { copy }
         };
-        // Of teams without a group all is zero.
-        let end_of = |end: U32<'k>| copied.map_or(end, |_| images.is_group().select(end, 0));
-        let (image_end, rows_end, cols_end) = (end_of(end), end_of(p.m - row), end_of(p.n - col));
         let other = p.other.at(group.to_u64() * p.of_group);
-        let span = move |step: U32<'k>| Span { first: begin + step * tiles.slice, end: image_end };
+        let span = move |step: U32<'k>| Span { first: begin + step * tiles.slice, end };
         let none = k.lit(0u64);
         let problem = Problem::brought(k, &factors, (row, col), steps, |tile_a, tile_b| {
             type Start<'k> = Box<dyn Fn(U32<'k>, U32<'k>, Pred<'k>) + 'k>;
@@ -307,7 +297,7 @@ impl AccumulateKernel for TiledConv {
                     Box::new(move |step, stage, there| {
                         let span = span(step);
                         rows(span, stage, there);
-                        let bounds = Bounds { rows: Some(cols_end), cols: Some(end - span.first) };
+                        let bounds = Bounds { rows: Some(p.n - col), cols: Some(end - span.first) };
                         let begun = (step * tiles.slice).to_u64();
                         weight.advanced(begun).start(stage, bounds, Some(there));
                     })
@@ -327,7 +317,7 @@ impl AccumulateKernel for TiledConv {
                     let columns = images.columns(copy(tile_b, p.image, none), (col, p.n));
                     Box::new(move |step, stage, there| {
                         let span = span(step);
-                        let bounds = Bounds { rows: Some(end - span.first), cols: Some(rows_end) };
+                        let bounds = Bounds { rows: Some(end - span.first), cols: Some(p.m - row) };
                         let begun = (step * tiles.slice).to_u64();
                         dy.advanced(begun * p.leading).start(stage, bounds, Some(there));
                         columns(span, stage, there);
@@ -337,23 +327,6 @@ impl AccumulateKernel for TiledConv {
             start
         });
         let sums = factors.sums::<A>(&problem);
-        if teams == 1 {
-            self.finish::<A>(&images, sums, (row, col));
-            return;
-        }
-        k.for_each(k.range(0, teams, 1), |team| {
-            let images = Images { group: first_group + team, ..images };
-            k.if_(images.is_group(), || self.finish::<A>(&images, sums.alone(team), (row, col)));
-        });
-    }
-}
-
-impl TiledConv {
-    /// Stores the results of a group from (`row`, `col`) on.
-    fn finish<'k, A: Accumulate>(&self, images: &Images<'k>, sums: SumTile<'k>, origin: (U32<'k>, U32<'k>)) {
-        let Images { p, group, .. } = *images;
-        let k = group.k();
-        let none = k.lit(0u64);
         let part = k.block_idx_y().to_u64() * p.sums + group.to_u64() * p.of_group_y;
         let to = ResultParams { bias: p.to.bias.at(group * p.n), y: p.to.y.at(part), ..p.to };
         let outputs = Outputs::new(to, p.epilogue, (p.leading_y, none), (none, none));
@@ -366,6 +339,6 @@ impl TiledConv {
             let image = place[axes.len()].to_u64() * p.of_results;
             axes.iter().zip(&place).fold(image, |at, (axis, place)| at + place.to_u64() * axis.of_result)
         };
-        epilogue::finish_tile_at::<A>(k, outputs, sums, origin, (p.m, p.n), place);
+        epilogue::finish_tile_at::<A>(k, outputs, sums, (row, col), (p.m, p.n), place);
     }
 }

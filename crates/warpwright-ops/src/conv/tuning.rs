@@ -165,15 +165,12 @@ pub(super) struct TiledChoice {
     pub(super) part: u32,
 }
 
-/// Tiles of 16-bit elements: the narrow ones are for groups, of which teams have one each.
-const HALF: [Candidate; 7] = [
+/// Tiles of 16-bit elements: the narrow ones are for groups.
+const HALF: [Candidate; 4] = [
     products::tensor(Tiles::new(128, 128, 64, 3), (2, 4), 0.9),
     products::tensor(Tiles::new(64, 64, 32, 4), (2, 2), 0.6),
     products::tensor(Tiles::new(128, 32, 32, 4), (4, 1), 0.35),
-    products::tensor(Tiles::new(128, 16, 32, 4), (4, 1), 0.2),
-    products::tensor(Tiles::new(64, 16, 32, 3).of_teams(4), (1, 1), 0.2),
-    products::tensor(Tiles::new(128, 16, 32, 3).of_teams(4), (2, 1), 0.2),
-    products::tensor(Tiles::new(16, 128, 32, 3).of_teams(4), (1, 1), 0.2),
+    products::tensor(Tiles::new(128, 16, 32, 3), (4, 1), 0.2),
 ];
 /// Of `f32` whose numbers are split.
 const SPLIT: [Candidate; 4] = [
@@ -225,7 +222,7 @@ fn tiled_candidates(kind: &Kind, piece: u32) -> impl Iterator<Item = (Candidate,
         let (config, tiles) = (config.with(piece), config.tiles());
         let bytes = |a, b| Config::Tiled(config).shared_bytes(dtype, a, b);
         let shared = bytes(Major::K, Major::K).max(bytes(Major::Mn, Major::Mn));
-        let pieces = tiles.teams * tiles.rows.max(tiles.cols) * tiles.slice * dtype.bytes() as u32 / piece;
+        let pieces = tiles.rows.max(tiles.cols) * tiles.slice * dtype.bytes() as u32 / piece;
         let narrow = dtype.bytes() == 2 && tiles.cols <= 32 && pass != Pass::BackwardWeight;
         let most = if narrow { MAX_COPIES_OF_NARROW } else { MAX_COPIES };
         let fits = shared <= limit && pieces <= most * config.threads();
@@ -250,8 +247,7 @@ pub(super) fn choose_tiled(
     let devices = u64::from(DeviceLimits::of(target).multiprocessors);
     let choices = |(candidate, config): (Candidate, Tiled)| {
         let tiles = *config.tiles();
-        let bundles = groups.div_ceil(tiles.teams.into());
-        let blocks = m.div_ceil(tiles.rows.into()) * n.div_ceil(tiles.cols.into()) * bundles;
+        let blocks = m.div_ceil(tiles.rows.into()) * n.div_ceil(tiles.cols.into()) * groups;
         // Several blocks run on a multiprocessor.
         let most_parts = (TILED_BLOCKS * devices).div_ceil(blocks.max(1)).min(depth / LEAST_PART);
         (1..=most_parts.clamp(1, most.min(MAX_PARTS).into())).filter_map(move |parts| {
@@ -274,7 +270,7 @@ pub(super) fn choose_tiled(
 }
 
 /// Blocks of a multiprocessor that share the common dimension of few tiles, and the least of it that is worth one.
-const TILED_BLOCKS: u64 = 4;
+const TILED_BLOCKS: u64 = 2;
 const LEAST_PART: u64 = 256;
 
 /// Blocks of a multiprocessor that the ordinary units are kept busy by.

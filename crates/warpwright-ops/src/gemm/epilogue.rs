@@ -234,11 +234,6 @@ impl<'k> SumTile<'k> {
         Self { tile: self.tile.moved(team * self.bytes()), ..self }
     }
 
-    /// The sums of a team alone.
-    pub(crate) fn alone(self, team: U32<'k>) -> Self {
-        Self { teams: 1, ..self.of_team(Some(team)) }
-    }
-
     /// Bytes of a part.
     fn bytes(self) -> u32 {
         self.rows * self.cols * self.dtype.bytes() as u32

@@ -1,8 +1,8 @@
 //! A product of matrices as a kernel: a block computes a tile of `y` from tiles of `a` and `b` that asynchronous copies bring to
 //! shared memory while the last ones are multiplied.
 
+use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{WARP, kernel_args};
 
 use super::epilogue::{self, EpilogueArgs, Outputs, ResultArgs, SumTile};
 use super::tuning::{Tiled, Tiles};
@@ -199,8 +199,7 @@ impl<'k> Problem<'k> {
         (problem, batch)
     }
 
-    /// The sums from `origin` on of `steps` slices, which what `slices` makes of both tiles in the first stage starts the copies of. Each team
-    /// of warps multiplies all slices of a ring of its own, one after the other; the tiles are those of the first.
+    /// The sums from `origin` on of `steps` slices, which what `slices` makes of both tiles in the first stage starts the copies of.
     pub(crate) fn brought<F: Fn(U32<'k>, U32<'k>, Pred<'k>) + 'k>(
         k: K<'k>,
         factors: &Factors,
@@ -213,16 +212,7 @@ impl<'k> Problem<'k> {
         let tile_a = k.tile_at(k.dynamic_shared_elem(dtype), layout_a);
         let tile_b = k.tile_at(k.dynamic_shared_elem(dtype), layout_b).moved(layout_a.bytes());
         let slices = Slices::Brought(Box::new(slices(tile_a, tile_b)));
-        let own =
-            Self { k, warp: k.warp_idx(), team: None, tile_a, tile_b, placed: major, slices, origin, steps };
-        if config.tiles().teams == 1 {
-            return own;
-        }
-        let warps = config.team_threads() / WARP;
-        let team = own.warp / warps;
-        let ring = team * config.tiles().pipeline(dtype, major.0, major.1).total_bytes();
-        let [tile_a, tile_b] = [tile_a, tile_b].map(|tile| tile.moved(ring));
-        Self { warp: own.warp % warps, team: Some(team), tile_a, tile_b, ..own }
+        Self { k, warp: k.warp_idx(), team: None, tile_a, tile_b, placed: major, slices, origin, steps }
     }
 
     /// Starts the copies of slice `step`; what has to be turned comes to registers.

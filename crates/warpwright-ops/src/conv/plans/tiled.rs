@@ -112,9 +112,7 @@ impl Planner<'_> {
         let kernel = TiledConv { dtype, pass, dims: self.dims(), config: choice.config, split };
         let tiles = choice.config.tiles();
         let blocks = m.div_ceil(tiles.rows as usize).saturating_mul(n.div_ceil(tiles.cols as usize));
-        let bundles = count.div_ceil(tiles.teams as usize);
-        let grid =
-            plan::cover(OP, blocks.saturating_mul(bundles), 1)?.map_or([1; 3], |[x, ..]| [x, parts, 1]);
+        let grid = plan::cover(OP, blocks.saturating_mul(count), 1)?.map_or([1; 3], |[x, ..]| [x, parts, 1]);
         let pixel_steps = self.pixel_steps(pass);
         let first: u64 = sides.iter().zip(pixel_steps).map(|(side, step)| side.phase as u64 * step).sum();
         let y = match split {
@@ -142,8 +140,7 @@ impl Planner<'_> {
             d,
             h,
             w,
-            groups: small(count),
-            bundles: DivisorArgs::new(small(bundles)),
+            groups: DivisorArgs::new(small(count)),
             m: small(m),
             n: small(n),
             depth: small(depth),

@@ -28,7 +28,7 @@ impl Tiles {
         Self { rows, cols, slice, stages, piece: PIECE, teams: 1 }
     }
 
-    pub(crate) const fn of_teams(self, teams: u32) -> Self {
+    pub(super) const fn of_teams(self, teams: u32) -> Self {
         Self { teams, ..self }
     }
 
@@ -56,7 +56,7 @@ impl Tiles {
     }
 
     /// The ring of slices of a team.
-    pub(crate) const fn pipeline(&self, dtype: DType, a: Major, b: Major) -> Stages {
+    pub(in crate::gemm) const fn pipeline(&self, dtype: DType, a: Major, b: Major) -> Stages {
         let (a, b) = self.layouts(dtype, a, b);
         Stages { count: self.stages, bytes: a.bytes() + b.bytes() }
     }
