@@ -1,8 +1,9 @@
 //! Convolutions and their gradients.
 
 use warpwright_ops::activation::Activation;
-use warpwright_ops::conv::tuning::{PersistentConfig, Tile};
+use warpwright_ops::conv::tuning::{self, PersistentConfig, Tile};
 use warpwright_ops::conv::{Axis, Conv, ConvBackwardDesc, ConvDesc, Layout};
+use warpwright_ops::gemm::Precision;
 use warpwright_ops::{Operation, PlanError};
 use warpwright_ptx::DType;
 
@@ -22,6 +23,13 @@ fn conv(dtype: DType, sizes: [usize; 3], groups: usize, axes: [Axis; 3], layout:
     Conv { groups, axes, layout, weight_layout: layout, ..Conv::new(dtype, sizes, Axis::ONE, Axis::ONE) }
 }
 
+/// Of gradients in tiles that are copied: a passage, and why nothing is noticed there.
+const WHOLE_VECTORS: (&str, &str) =
+    ("(to_col + (width - 1)).@lt(n)", "channels of a group are whole vectors where copies are");
+const BY_ELEMENTS: &str = "let left = (n - to_col).min(width); k.@for_each(";
+const FUNCTION: (&str, &str) =
+    ("self.epilogue.activation.@eq(first)", "gradients are stored without a function");
+
 const SURVIVORS: &[Survivor] = &[
     Survivor::missed("_wgp_", "@publish_mbarriers()", FENCE_OF_COPIES),
     Survivor::equivalent("_apart", ".@ge(self.p.channels)", "a product has one tap"),
@@ -30,6 +38,19 @@ const SURVIVORS: &[Survivor] = &[
         "// A warp stores the rows that it has written. k.@warp_barrier();",
         "elements of 16 bits go to the panel by an instruction at which all lanes meet",
     ),
+    Survivor::equivalent(
+        "_p16_",
+        "* size - 1)).@eq(0)",
+        "either shift leaves vectors to the path of single elements",
+    ),
+    Survivor::equivalent("_dx_2d_64x64", WHOLE_VECTORS.0, WHOLE_VECTORS.1),
+    Survivor::equivalent("_dx_3d_64x64", WHOLE_VECTORS.0, WHOLE_VECTORS.1),
+    Survivor::equivalent("_dweight_2d_64x64", WHOLE_VECTORS.0, WHOLE_VECTORS.1),
+    Survivor::equivalent("_dweight_3d_64x64", WHOLE_VECTORS.0, WHOLE_VECTORS.1),
+    Survivor::equivalent("_dx_", BY_ELEMENTS, WHOLE_VECTORS.1),
+    Survivor::equivalent("_dweight_", BY_ELEMENTS, WHOLE_VECTORS.1),
+    Survivor::equivalent("_dx_", FUNCTION.0, FUNCTION.1),
+    Survivor::equivalent("_dweight_", FUNCTION.0, FUNCTION.1),
 ];
 const ACTIVATIONS: [Option<Activation>; 7] = [
     None,
@@ -48,7 +69,8 @@ fn check(convs: &[Conv], tile: Option<Tile>, skipped: fn(&str) -> bool) {
     let right = |plan: Result<_, PlanError>| plan.expect("plan");
     let forward = plans(&all, |i| {
         let function = ACTIVATIONS[i % ACTIVATIONS.len()];
-        let (bias, activation) = if tile.is_some() { (false, None) } else { (i % 3 == 0, function) };
+        let recorded = matches!(tile, Some(Tile::Persistent(_)));
+        let (bias, activation) = if recorded { (false, None) } else { (i % 3 == 0, function) };
         let desc = ConvDesc { conv: convs[i], bias, activation };
         right(tile.map_or_else(|| desc.plan(TARGET), |tile| desc.plan_with(TARGET, tile)))
     });
@@ -122,6 +144,43 @@ fn defects_of_products_of_images_are_noticed() {
     ];
     // Sums of parts are stored as results are, by the same lines, of too few tiles here.
     check(&convs, Some(Tile::Persistent(SMALL)), |name| !name.contains("_wgp_") || name.contains("_split"));
+}
+
+/// Tiles that ordinary copies bring images of groups to, behind `depth`: strides, results that end within a tile and a vector, more than a
+/// round of the ring, and each function of the sums.
+fn copied(depth: Axis) {
+    let images = |sizes, groups, [_, height, width]: [Axis; 3]| {
+        conv(DType::BF16, sizes, groups, [depth, height, width], LAST)
+    };
+    let uneven = [
+        Axis::ONE,
+        Axis { input: 6, kernel: 3, stride: 2, padding: [2, 0], dilation: 1 },
+        Axis { input: 9, kernel: 2, stride: 1, padding: [0, 3], dilation: 3 },
+    ];
+    let convs = [
+        images([2, 48, 48], 2, square(9, 3, 1, 1)),
+        images([1, 64, 56], 8, square(7, 3, 1, 1)),
+        images([1, 24, 72], 3, uneven),
+        images([2, 16, 24], 2, square(9, 3, 2, 1)),
+        images([1, 144, 16], 2, square(9, 3, 1, 1)),
+        images([1, 16, 40], 2, square(5, 2, 1, 0)),
+        images([3, 32, 16], 2, square(6, 3, 1, 2)),
+        images([1, 16, 160], 2, square(9, 1, 1, 0)),
+        // The last of five slices of the gradient of `x` is where sums go.
+        images([1, 16, 32], 2, square(6, 3, 1, 1)),
+    ];
+    let tile = tuning::tiles(DType::BF16, Precision::Full, TARGET)
+        .into_iter()
+        .find(|tile| matches!(tile, Tile::Copied(_)) && tile.sides() == (64, 64));
+    // Narrow copies and sums of parts have the same lines, and what follows products has a sweep of its own.
+    check(&convs, tile, |name| !name.contains("_p16_") || name.contains("_split"));
+}
+
+#[test]
+#[ignore = "nightly: mutation-products"]
+fn defects_of_copied_images_are_noticed() {
+    copied(Axis::ONE);
+    copied(Axis::new(2, 2).with(1, 1, 1));
 }
 
 #[test]
