@@ -2,6 +2,7 @@
 
 use warpwright_ops::activation::Activation;
 use warpwright_ops::conv::{Axis, Conv, ConvBackwardDesc, ConvDesc, Layout};
+use warpwright_ops::gemm::Precision;
 use warpwright_ops::{Operation, Plan, PlanError};
 use warpwright_ptx::{DType, Target};
 
@@ -68,7 +69,7 @@ fn tensors_may_have_more_than_2_31_elements() {
 /// Shapes are arguments: kernels are recorded for configurations.
 #[test]
 fn shapes_of_a_kind_have_one_kernel() {
-    for (dtype, groups) in [(DType::BF16, 1), (DType::F32, 1), (DType::F32, 64)] {
+    for (dtype, groups) in [(DType::BF16, 1), (DType::F32, 1), (DType::F32, 64), (DType::BF16, 8)] {
         let of = |batch: usize, side: usize| {
             let conv = Conv { groups, ..square(dtype, [batch, 64, 64], side, 3) };
             let backward = ConvBackwardDesc { conv, dx: true, dweight: true, dbias: true };
@@ -77,6 +78,37 @@ fn shapes_of_a_kind_have_one_kernel() {
         };
         assert_eq!(of(32, 40), of(33, 41), "{dtype}, {groups} groups");
     }
+}
+
+/// Groups of several channels, `f32`, and targets without copies of images are multiplied on tensor cores too.
+#[test]
+fn products_are_on_tensor_cores_wherever_copies_reach() {
+    let grouped = |dtype, groups| Conv { groups, ..square(dtype, [4, 64, 64], 28, 3) };
+    for (conv, target) in [
+        (grouped(DType::BF16, 8), TARGET),
+        (grouped(DType::BF16, 16), TARGET),
+        (grouped(DType::F32, 1), TARGET),
+        (grouped(DType::F32, 32), TARGET),
+        (grouped(DType::F16, 1), Target::sm(80)),
+        (grouped(DType::BF16, 1), Target::sm(120)),
+    ] {
+        for layout in [Layout::ChannelsFirst, Layout::ChannelsLast] {
+            let conv = Conv { layout, weight_layout: layout, ..conv };
+            let backward = ConvBackwardDesc { conv, dx: true, dweight: true, dbias: false };
+            let (forward, backward) = (ConvDesc::new(conv).plan(target), backward.plan(target));
+            let all = [kernels(&forward.expect("plan")), kernels(&backward.expect("plan"))].concat();
+            assert!(all.iter().all(|name| !name.contains("_gather")), "{all:?}");
+        }
+    }
+}
+
+#[test]
+fn precisions_that_there_are_not_are_refused() {
+    let rounded = |dtype| Conv { precision: Precision::Tf32, ..square(dtype, [2, 16, 16], 9, 3) };
+    assert_eq!(refused(rounded(DType::F16)), ("precision", "tf32".into()));
+    let plan = ConvDesc::new(rounded(DType::F32)).plan(Target::sm(75));
+    assert!(matches!(plan, Err(PlanError::Target { op: "conv", needs: 80, .. })), "{plan:?}");
+    assert!(ConvDesc::new(rounded(DType::F32)).plan(Target::sm(80)).is_ok());
 }
 
 /// What is not asked for is neither computed nor an argument.
