@@ -83,13 +83,13 @@ def _both(
     return _maxima(name, types, natives, extents, False), _maxima(f"{name}_with_indices", types, natives, extents, True)
 
 
-_max_pool = _both(
+_max_pool, _max_pool_with_indices = _both(
     "max_pool",
     {**_WINDOWS, "dilation": "SymInt[]", "ceil_mode": "bool"},
     (_native.max_pool, _native.max_pool_backward),
     _sliding,
 )
-_adaptive_max_pool = _both(
+_adaptive_max_pool, _adaptive_max_pool_with_indices = _both(
     "adaptive_max_pool",
     {"output": "SymInt[]"},
     (_native.adaptive_max_pool, _native.adaptive_max_pool_backward),
@@ -160,7 +160,8 @@ def _max(dims: int) -> Callable[..., Any]:
         x, alone, last = with_batch(name, dims, input)
         argmax = "tap" if fits and not return_indices else "index"
         kept = argmax if return_indices or is_recorded(x) else None
-        return _called(name, _max_pool[return_indices], x, alone, *windows, ceil_mode, kept, last)
+        function = _max_pool_with_indices if return_indices else _max_pool
+        return _called(name, function, x, alone, *windows, ceil_mode, kept, last)
 
     return _named(function, name, " Of a window with NaN the maximum is NaN.")
 
@@ -172,7 +173,8 @@ def _adaptive_max(dims: int) -> Callable[..., Any]:
         x, alone, last = with_batch(name, dims, input)
         kept = "index" if return_indices or is_recorded(x) else None
         output = _output(name, dims, output_size, x)
-        return _called(name, _adaptive_max_pool[return_indices], x, alone, output, kept, last)
+        function = _adaptive_max_pool_with_indices if return_indices else _adaptive_max_pool
+        return _called(name, function, x, alone, output, kept, last)
 
     return _named(function, name, " Of a window with NaN the maximum is NaN.")
 
