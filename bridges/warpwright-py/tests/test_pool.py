@@ -64,11 +64,22 @@ def test_random_cases(name, torch_device):
         dtype = DTYPES[number % 4]
         x, options = case(r, name, dtype, torch_device)
         found, dy = results(lambda t: getattr(wt, name)(t, **options), [x])
-        exact, _ = results(lambda t: getattr(F, name)(t, **options), [x], dy, torch.float64)
+        # PyTorch's gradient of padded means with channels last is wrong on GPUs in some releases.
+        exact, _ = results(lambda t: getattr(F, name)(t, **options), [x.contiguous()], dy, torch.float64)
         close(found, exact, dtype)
         if name in MAXIMA:
             # A maximum is one of the numbers.
             assert torch.equal(found[0].double(), exact[0])
+
+
+@pytest.mark.parametrize("name", ["max_pool2d", "max_pool3d", "avg_pool2d", "avg_pool3d"])
+def test_padding_in_each_format(name, torch_device):
+    """With windows that overlap, and windows that do not."""
+    for form, stride in itertools.product(FORMATS[int(name[-2]) + 2], (1, 2, 3)):
+        x = torch.randn(2, 8, *(7, 6, 5)[: int(name[-2])], device=torch_device).contiguous(memory_format=form)
+        found, dy = results(lambda t: getattr(wt, name)(t, 3, stride, 1), [x])
+        exact, _ = results(lambda t: getattr(F, name)(t, 3, stride, 1), [x.contiguous()], dy, torch.float64)
+        close(found, exact, torch.float32)
 
 
 @pytest.mark.parametrize("name", MAXIMA)
@@ -98,8 +109,10 @@ def test_a_maximum_is_nan_where_there_is_one(name, torch_device):
         x[:, 0] = -math.inf
         x = x.contiguous(memory_format=form)
         arguments = (2,) if "adaptive" in name else (3, 2, 1)
-        found, expected = (getattr(of, name)(x, *arguments, return_indices=True) for of in (wt, F))
-        assert bool(found[0].isnan().any())
+        found = [t.cpu() for t in getattr(wt, name)(x, *arguments, return_indices=True)]
+        # PyTorch's max_pool2d on GPUs has other indices where all of a window is -inf.
+        expected = getattr(F, name)(x.cpu(), *arguments, return_indices=True)
+        assert bool(found[0].isnan().any()) and bool(found[0].isinf().any())
         assert torch.equal(found[0].nan_to_num(9.0), expected[0].nan_to_num(9.0)) and torch.equal(found[1], expected[1])
 
 
