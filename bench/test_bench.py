@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -90,6 +91,29 @@ def test_convolutions_of_f32_have_both_precisions():
     assert rounded == {f"{case}, tf32" for case in cases if case.factors == "f32"} and len(cases) == 2 * len(rounded)
     # What is compared with exact sums of exact factors, and of rounded ones.
     assert all((lab.budget(case) > 1e-4) == (case.factors == "tf32") for case in cases)
+
+
+def test_references_of_images_read_contiguous_tensors(monkeypatch):
+    """In which PyTorch's gradients are right, whatever the format of the case."""
+    torch = pytest.importorskip("torch")
+    from comparison import images
+    from comparison.norms import channels_last
+
+    read = []
+    for case in suites.load(HERE / "suites.toml", ["max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_pool", "resize"]):
+        if case.direction == "forward" or not case.option("channels_last") or case.dtype != "bf16":
+            continue
+        small = dataclasses.replace(case, shape=(2, 4, *[8] * (len(case.shape) - 2)))
+        problem = images.PROBLEMS[case.op](small, torch.randn)
+        assert not problem.x.is_contiguous()
+        theirs = problem.theirs
+        monkeypatch.setattr(problem, "theirs", lambda x, theirs=theirs: read.append(x) or theirs(x))
+        dy = channels_last(torch.randn_like(theirs(problem.x)))
+        (dx,) = problem.reference(dy)
+        x = problem.x.double().contiguous().requires_grad_()
+        (expected,) = torch.autograd.grad(theirs(x), x, dy.double().contiguous())
+        assert read[-1].is_contiguous() and torch.equal(dx, expected)
+    assert read
 
 
 def test_a_part_of_the_cases():

@@ -21,7 +21,14 @@ from .suites import Case
 MODES = {"nearest": "nearest", "nearest-exact": "nearest_exact", "bilinear": "linear", "bicubic": "cubic", "area": "area"}
 
 
-class Pooling(Problem):
+class OfImages(Problem):
+    """Its reference reads contiguous tensors: with channels last PyTorch's gradient of padded means is wrong in some releases."""
+
+    def wide(self, x: torch.Tensor) -> torch.Tensor:
+        return x.double().contiguous()
+
+
+class Pooling(OfImages):
     """Windows of one size."""
 
     def __init__(self, case: Case, draw: Draw) -> None:
@@ -48,7 +55,7 @@ class Pooling(Problem):
         return lambda out=None: ww.max_pool_backward(dy, taps, shape, kernel, out=out, **self.windows)
 
 
-class AdaptivePooling(Problem):
+class AdaptivePooling(OfImages):
     """As many windows as the result has elements."""
 
     def __init__(self, case: Case, draw: Draw) -> None:
@@ -71,7 +78,7 @@ class AdaptivePooling(Problem):
         return lambda out=None: ww.adaptive_max_pool_backward(dy, indices, shape, out=out)
 
 
-class Resize(Problem):
+class Resize(OfImages):
     def __init__(self, case: Case, draw: Draw) -> None:
         super().__init__(case, draw)
         self.scale, self.mode = case.option("scale"), case.option("mode")
