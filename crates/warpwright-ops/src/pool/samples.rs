@@ -75,7 +75,9 @@ fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
 /// Windows that reach every configuration of both passes.
 fn windows(adaptive: bool) -> Vec<Windows> {
     if adaptive {
-        return vec![Windows::Adaptive { output: [1; 3] }];
+        // Windows that share cells, and others in loops, in squares and in tiles.
+        let output = |outputs| Windows::Adaptive { output: outputs };
+        return vec![output([4; 3]), output([1; 3]), output([6, 3, 3]), output([6, 2, 2])];
     }
     let square = |kernel, stride, padding| {
         Windows::Sliding(SlidingWindows {
@@ -95,7 +97,7 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
     // Plans with vectors have single elements, too.
     let (layout, channels) = (Layout::ChannelsLast, 8);
     let pools = windows(adaptive).into_iter().map(|windows| {
-        let input = [5, 5, 5];
+        let input = if adaptive { [6; 3] } else { [5; 3] };
         Pool { dtype, layout, batch: 1, channels, input, windows }
     });
     if [AVERAGE, ADAPTIVE_AVERAGE].contains(&op) {

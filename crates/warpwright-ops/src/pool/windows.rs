@@ -53,7 +53,7 @@ pub struct AxisWindows {
     pub input: u32,
     /// Cells of the output.
     pub output: u32,
-    /// How they lie; `None` where they are adaptive.
+    /// How they lie; `None` where they are adaptive and share cells.
     pub sliding: Option<Sliding>,
 }
 
@@ -110,6 +110,14 @@ pub(crate) fn along_axes(
     let mut axes = [AxisWindows { input: 1, output: 1, sliding: None }; 3];
     for (i, axis) in axes.iter_mut().enumerate() {
         *axis = along(op, input[i], windows, i)?;
+    }
+    // Windows that share no cells are of one size, which their kernels find without divisions of 64 bits.
+    let whole = axes.iter().all(|axis| axis.sliding.is_none() && axis.input.is_multiple_of(axis.output));
+    if whole {
+        for axis in &mut axes {
+            let size = axis.input / axis.output;
+            axis.sliding = Some(Sliding { kernel: size, stride: size, padding: 0, dilation: 1 });
+        }
     }
     let plane = |of: fn(&AxisWindows) -> u32| {
         let product = axes.iter().try_fold(1u64, |n, axis| n.checked_mul(of(axis).into()));
@@ -246,6 +254,9 @@ mod tests {
         let adaptive =
             |output| along_axes("adaptive_max_pool", [1 << 16, 1 << 15, 1], &Windows::Adaptive { output });
         assert!(matches!(adaptive([1, 1, 1]), Err(PlanError::Parameter { parameter: "input", .. })));
+        let whole = along_axes("adaptive_max_pool", [1, 6, 7], &Windows::Adaptive { output: [1, 3, 1] });
+        let sizes = whole.expect("windows").map(|axis| axis.sliding.map(|sliding| sliding.stride));
+        assert_eq!(sizes, [Some(1), Some(2), Some(7)]);
         let zero = along_axes("adaptive_max_pool", [1, 5, 5], &Windows::Adaptive { output: [1, 0, 1] });
         assert!(matches!(zero, Err(PlanError::Parameter { parameter: "output", .. })));
     }
