@@ -86,7 +86,7 @@ struct Tap<'k> {
     elements: U64<'k>,
 }
 
-/// What operands are found by.
+/// The image, its group, and the arguments by which elements are found.
 #[derive(Clone, Copy)]
 struct Images<'k> {
     pass: Pass,

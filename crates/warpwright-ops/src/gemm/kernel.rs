@@ -68,7 +68,7 @@ impl<'k> Share<'k> {
     }
 }
 
-/// What a block multiplies: the elements of both operands, how they lie in memory, and how the block is laid out.
+/// The elements of both operands, how they lie in memory, and how a block that multiplies them is laid out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Factors {
     pub(crate) dtype: DType,

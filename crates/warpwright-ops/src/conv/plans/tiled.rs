@@ -27,7 +27,7 @@ impl Planner<'_> {
         PIECES.into_iter().find(|piece| copies(*piece))
     }
 
-    /// What tiles are chosen for.
+    /// The products of a pass, as tiles are chosen for them.
     const fn kind(&self, pass: Pass) -> Kind {
         let Conv { dtype, precision, .. } = *self.conv;
         Kind { dtype, precision, target: self.target, pass }
