@@ -88,8 +88,8 @@ const PARTS: &[Part] = &[
     },
     Part {
         name: "mutation-products",
-        proves: "the same of products of matrices, for all types and layouts",
-        step: mutation(&["products::"]),
+        proves: "the same of products of matrices, for all types and layouts, and of images",
+        step: mutation(&["products::", "conv::"]),
     },
     Part {
         name: "mutation-recurrent",

@@ -162,8 +162,10 @@ fn tiled_kernels(dtype: DType, pass: Pass, target: Target) -> Vec<TiledConv> {
             if dtype == DType::F16 && (dims, piece) != (2, PIECES[0]) {
                 continue;
             }
-            let split = [false, true];
-            let of_config = |config| split.map(|split| TiledConv { dtype, pass, dims, config, split });
+            // Sums of narrow copies are stored by the same lines.
+            let splits: &[bool] = if piece == PIECES[0] { &[false, true] } else { &[false] };
+            let of_config =
+                |config| splits.iter().map(move |&split| TiledConv { dtype, pass, dims, config, split });
             for &precision in Precision::of(dtype, target) {
                 let kind = Kind { dtype, precision, target, pass };
                 all.extend(tuning::tiled_configs(&kind, piece).into_iter().flat_map(of_config));
