@@ -60,7 +60,7 @@ fn keeps_weights(kernel: &str) -> bool {
 /// The target whose kernels are all assembled at every change.
 const WHOLE: Target = Target::sm(90);
 /// Of so many kernels of an operation that another target has in addition one is assembled at every change.
-const SAMPLE: usize = 12;
+const SAMPLE: usize = 32;
 
 /// A kernel to be assembled: its modules would take gigabytes.
 struct Source {
