@@ -109,15 +109,10 @@ impl<'k> Images<'k> {
 
     /// `index` by digits, of which the last is what is left.
     fn digits(index: U32<'k>, extents: &[U32<'k>]) -> Vec<U32<'k>> {
-        let mut left = index;
-        let mut digits = Vec::new();
-        for extent in extents {
+        super::digits(index, extents, |left, extent| {
             let next = left / *extent;
-            digits.push(left - next * *extent);
-            left = next;
-        }
-        digits.push(left);
-        digits
+            (next, left - next * *extent)
+        })
     }
 
     /// Digits after `by` has been added, digit by digit.

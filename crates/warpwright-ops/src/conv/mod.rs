@@ -28,6 +28,7 @@ mod tiled;
 pub mod tuning;
 mod weight;
 
+use warpwright_dsl::U32;
 use warpwright_ptx::DType;
 
 use crate::PlanError;
@@ -128,6 +129,23 @@ impl Pass {
             Self::BackwardWeight => "dweight",
         }
     }
+}
+
+/// `index` by digits, the innermost first, each of which `divide` splits off by an extent: the last is what is left.
+fn digits<'k, E>(
+    index: U32<'k>,
+    extents: impl IntoIterator<Item = E>,
+    divide: impl Fn(U32<'k>, E) -> (U32<'k>, U32<'k>),
+) -> Vec<U32<'k>> {
+    let mut left = index;
+    let mut digits = Vec::new();
+    for extent in extents {
+        let (next, digit) = divide(left, extent);
+        digits.push(digit);
+        left = next;
+    }
+    digits.push(left);
+    digits
 }
 
 /// The part of a kernel's name that says how a weight lies in memory: its dimensions from the outermost on.

@@ -95,17 +95,9 @@ struct Images<'k> {
     group: U32<'k>,
 }
 
-/// `index` by digits, the innermost first: the last is what is left.
+/// `index` by digits of these extents, the innermost first.
 fn digits<'k>(index: U32<'k>, extents: impl IntoIterator<Item = Divisor<'k>>) -> Vec<U32<'k>> {
-    let mut left = index;
-    let mut digits = Vec::new();
-    for extent in extents {
-        let (next, digit) = extent.divide(left);
-        digits.push(digit);
-        left = next;
-    }
-    digits.push(left);
-    digits
+    super::digits(index, extents, |left, extent| extent.divide(left))
 }
 
 impl<'k> Images<'k> {

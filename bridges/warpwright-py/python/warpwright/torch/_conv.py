@@ -137,10 +137,15 @@ def _gradients(
     )
 
 
+def _fake_parameters(weight: Any, dy: Tensor, of_weight: bool, of_bias: bool) -> Any:
+    """The gradients of the weight and the bias that are wanted."""
+    return _gradient_of_weight(weight) if of_weight else None, dy.new_empty(dy.shape[1]) if of_bias else None
+
+
 def _fake_gradients(x: Any, weight: Any, y: Any, dy: Tensor, image: Any, *rest: Any) -> Any:
     *_, groups, _, _, channels_last, (of_x, of_weight, of_bias) = rest
     dx = result(dy, (dy.shape[0], weight.shape[1] * groups, *image), channels_last) if of_x else None
-    return dx, _gradient_of_weight(weight) if of_weight else None, dy.new_empty(dy.shape[1]) if of_bias else None
+    return dx, *_fake_parameters(weight, dy, of_weight, of_bias)
 
 
 _PARAMETERS = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, str precision"
@@ -216,7 +221,7 @@ def _fake_transposed_gradients(x: Any, weight: Any, dy: Tensor, *rest: Any) -> A
     if of_x:
         shape = (dy.shape[0], weight.shape[0], *_outputs(dy, weight, stride, padding, dilation))
         dx = result(dy, shape, channels_last)
-    return dx, _gradient_of_weight(weight) if of_weight else None, dy.new_empty(dy.shape[1]) if of_bias else None
+    return dx, *_fake_parameters(weight, dy, of_weight, of_bias)
 
 
 _conv_transpose = Differentiable(

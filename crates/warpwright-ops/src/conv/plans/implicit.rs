@@ -218,17 +218,69 @@ impl Planner<'_> {
         };
         let (image, bias) = (tensors.image.clone(), tensors.bias.clone());
         let tensors = &Tensors { image, other, bias, y: tensors.y };
-        let phases = self.phases(pass);
+        launches.extend(self.each_phase(&self.phases(pass), tensors, |planner, sides| {
+            let product = planner.product(pass, sides);
+            let choice = tuning::choose(planner.target, &product, planner.tile);
+            planner.product_steps(pass, tensors, (sides, product), epilogue, choice)
+        })?);
+        Ok(launches)
+    }
+
+    /// The steps of each product of a pass, behind zeros where a phase has no taps.
+    pub(super) fn each_phase(
+        &mut self,
+        phases: &[[Side; 3]],
+        tensors: &Tensors,
+        mut steps: impl FnMut(&mut Self, &[Side; 3]) -> Result<Vec<LaunchStep>, PlanError>,
+    ) -> Result<Vec<LaunchStep>, PlanError> {
+        let mut launches = Vec::new();
         let is_empty = |sides: &[Side; 3]| sides.iter().any(|side| side.taps == 0);
         if phases.iter().any(is_empty) {
-            launches.push(self.sum((0, 0), tensors.y_at(0), self.sizes.x, true)?);
+            launches.push(self.sum((0, 0), tensors.y_at(0), self.sizes.x, self.wide)?);
         }
         for sides in phases.iter().filter(|sides| !is_empty(sides)) {
-            let product = self.product(pass, sides);
-            let choice = tuning::choose(self.target, &product, self.tile);
-            launches.extend(self.product_steps(pass, tensors, (sides, product), epilogue, choice)?);
+            launches.extend(steps(self, sides)?);
         }
         Ok(launches)
+    }
+
+    /// Where the results of a product begin, which follow a phase in those of the pass; or its sums, if they are in the workspace.
+    pub(super) fn results_at(
+        &self,
+        pass: Pass,
+        tensors: &Tensors,
+        sides: &[Side; 3],
+        sums_at: Option<usize>,
+    ) -> Out<Elem> {
+        let steps = sides.iter().zip(self.pixel_steps(pass));
+        let first: u64 = steps.map(|(side, step)| side.phase as u64 * step).sum();
+        match sums_at {
+            Some(at) => self.workspace.arg_at(at as u64),
+            None => tensors.y_at(first * self.conv.dtype.bytes() as u64),
+        }
+    }
+
+    /// Adds parts of `len` sums, in rows of `columns`: to results, or to a gradient of the weight, which is `joined` as
+    /// [`weight_order`](Self::weight_order) says.
+    pub(super) fn add_parts(
+        &self,
+        pass: Pass,
+        tensors: &Tensors,
+        (sums_at, parts): (usize, u32),
+        (len, columns): (usize, usize),
+        joined: bool,
+        epilogue: &EpilogueArgs,
+    ) -> Result<LaunchStep, PlanError> {
+        let from = self.workspace.written_at(sums_at as u64);
+        let y = tensors.y_at(0);
+        match pass {
+            Pass::Forward => self.finish(from, (tensors.bias.clone(), y), parts, (len, columns), epilogue),
+            Pass::BackwardWeight if self.own_weight.is_some() || !joined => {
+                self.reorder(from, y, true, (parts, len), &self.weight_order(joined))
+            }
+            // They lie as the result does.
+            _ => self.sum((sums_at, parts), y, len, self.wide),
+        }
     }
 
     /// Whether a gradient of `x` takes a weight whose filters are along the common dimension.
@@ -295,11 +347,7 @@ impl Planner<'_> {
             _ => (n, m * n),
         };
         let size = y_dtype.bytes() as u64;
-        let first: u64 = sides.iter().zip(pixel_steps).map(|(side, step)| side.phase as u64 * step).sum();
-        let y = match split {
-            true => self.workspace.arg_at(sums_at as u64),
-            false => tensors.y_at(first * size),
-        };
+        let y = self.results_at(pass, tensors, sides, split.then_some(sums_at));
         let to = ResultArgs { c: In::address(0), bias: tensors.bias.clone(), y };
         let products = count * parts as usize;
         let order = blocks.config.order(OP, [m, n, products])?;
@@ -329,26 +377,15 @@ impl Planner<'_> {
         .values();
         launches.push(blocks.launch(OP, self.target, &kernel, grid, values)?);
         if split {
-            let from = self.workspace.written_at(sums_at as u64);
-            let len = m * n * count;
-            let y = tensors.y_at(0);
-            launches.push(match pass {
-                Pass::Forward => {
-                    self.finish(from, (tensors.bias.clone(), y), parts, (len, n), &epilogue.0)?
-                }
-                Pass::BackwardWeight if self.own_weight.is_some() || !joined => {
-                    self.reorder(from, y, true, (parts, len), &self.weight_order(joined))?
-                }
-                // They lie as the result does.
-                _ => self.sum((sums_at, parts), y, len, true)?,
-            });
+            let (sums, columns) = ((sums_at, parts), (m * n * count, n));
+            launches.push(self.add_parts(pass, tensors, sums, columns, joined, &epilogue.0)?);
         }
         Ok(launches)
     }
 
     /// The order of the weight, by that in which products have its gradient: one matrix of filters and the channels of all taps if `joined`, or
     /// else one of filters and channels for each tap.
-    pub(super) fn weight_order(&self, joined: bool) -> Order {
+    fn weight_order(&self, joined: bool) -> Order {
         let Conv { filters, .. } = *self.conv;
         let (channels, taps) = (self.of_group().0, self.sizes.taps);
         let (filter, tap) = if joined { (channels * taps, channels) } else { (channels, filters * channels) };
@@ -371,7 +408,7 @@ impl Planner<'_> {
     }
 
     /// Adds the parts of `len` sums, `columns` to a row, and stores the results.
-    pub(super) fn finish(
+    fn finish(
         &self,
         from: In<Elem>,
         (bias, y): (In<Elem>, Out<Elem>),

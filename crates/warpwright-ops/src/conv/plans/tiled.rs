@@ -65,16 +65,10 @@ impl Planner<'_> {
         tensors: &Tensors,
         epilogue: &Epilogue,
     ) -> Result<Vec<LaunchStep>, PlanError> {
-        let mut launches = Vec::new();
         let phases = if self.conv.groups > 1 { self.whole_phases(pass) } else { self.phases(pass) };
-        let is_empty = |sides: &[Side; 3]| sides.iter().any(|side| side.taps == 0);
-        if phases.iter().any(is_empty) {
-            launches.push(self.sum((0, 0), tensors.y_at(0), self.sizes.x, self.wide)?);
-        }
-        for sides in phases.iter().filter(|sides| !is_empty(sides)) {
-            launches.extend(self.tiled_product(pass, tensors, sides, epilogue)?);
-        }
-        Ok(launches)
+        self.each_phase(&phases, tensors, |planner, sides| {
+            planner.tiled_product(pass, tensors, sides, epilogue)
+        })
     }
 
     /// The launches of a product.
@@ -114,11 +108,7 @@ impl Planner<'_> {
         let blocks = m.div_ceil(tiles.rows as usize).saturating_mul(n.div_ceil(tiles.cols as usize));
         let grid = plan::cover(OP, blocks.saturating_mul(count), 1)?.map_or([1; 3], |[x, ..]| [x, parts, 1]);
         let pixel_steps = self.pixel_steps(pass);
-        let first: u64 = sides.iter().zip(pixel_steps).map(|(side, step)| side.phase as u64 * step).sum();
-        let y = match split {
-            true => self.workspace.arg_at(at as u64),
-            false => tensors.y_at(first * dtype.bytes() as u64),
-        };
+        let y = self.results_at(pass, tensors, sides, split.then_some(at));
         let (axes, first_tap) = self.tiled_axes(pass, sides);
         let gathered = self.gathered(pass).0 / groups;
         let (leading, of_group, leading_y, of_group_y) = match pass {
@@ -161,18 +151,10 @@ impl Planner<'_> {
         let recorded = plan::recorded(OP, &kernel, self.target)?;
         let mut launches = vec![plan::launch_step(OP, recorded, grid, values, shared)?];
         if split {
-            let from = self.workspace.written_at(at as u64);
-            let y = tensors.y_at(0);
-            launches.push(match pass {
-                Pass::Forward => {
-                    let columns = (sums, filters);
-                    self.finish(from, (tensors.bias.clone(), y), parts, columns, &epilogue.0)?
-                }
-                Pass::BackwardWeight if self.own_weight.is_some() => {
-                    self.reorder(from, y, true, (parts, sums), &self.weight_order(true))?
-                }
-                _ => self.sum((at, parts), y, sums, self.wide)?,
-            });
+            // The channels of all taps are columns.
+            let joined = pass == Pass::BackwardWeight;
+            let (sums, columns) = ((at, parts), (sums, filters));
+            launches.push(self.add_parts(pass, tensors, sums, columns, joined, &epilogue.0)?);
         }
         Ok(launches)
     }
