@@ -3,7 +3,8 @@
 
     python3 bench/host_overhead.py [--out bench/data/host/NAME.jsonl]
 
-Each sample is a burst of calls that stays below the depth of the launch queue, after a synchronisation, so no call waits
+Calls of each family are on tensors of a few rows; `compiled` is one of a hundred calls in a row inside `torch.compile`, without its launch of a
+CUDA graph. Each sample is a burst of calls that stays below the depth of the launch queue, after a synchronisation, so no call waits
 for the GPU; the least of the samples counts. Without a GPU the bursts are of empty tensors on the host, which take every
 step but the launch. `empty_like` is the part of a call that makes the result.
 """
@@ -72,6 +73,7 @@ def all_calls(device: str, n: int, compile_others: bool) -> dict[str, Calls]:
         },
         "empty_like": {"torch": lambda: torch.empty_like(x)},
     }
+    calls |= layer_calls(device)
     if device == "cuda":
         calls["quantize_nf4"] = {"warpwright": lambda: ww.quantize_nf4(gate)}
         if importlib.util.find_spec("bitsandbytes"):
@@ -81,6 +83,39 @@ def all_calls(device: str, n: int, compile_others: bool) -> dict[str, Calls]:
         if compile_others:
             compiled = torch.compile(F.silu, dynamic=False)
             calls["silu"]["torch.compile"] = lambda: compiled(x)
+    return calls
+
+
+def layer_calls(device: str) -> dict[str, Calls]:
+    """The layers of models: alone, recorded, and with the way back."""
+    rows, images = (16, 2) if device == "cuda" else (0, 0)
+
+    def bf16(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=device, dtype=torch.bfloat16)
+
+    x, image, q = bf16(rows, 256), bf16(images, 32, 8, 8), bf16(images, 4, 64, 64)
+    weight, bias, matrix, kernel = bf16(256), bf16(256), bf16(256, 256), bf16(32, 32, 3, 3)
+    of_channels, classes = (bf16(32), bf16(32)), torch.zeros(rows, device=device, dtype=torch.int64)
+    inputs: dict[str, tuple[Callable[..., Any], Callable[..., Any], list[torch.Tensor]]] = {
+        "layer_norm": (lambda x, w, b: wt.layer_norm(x, 256, w, b), lambda x, w, b: F.layer_norm(x, (256,), w, b), [x, weight, bias]),
+        "rms_norm": (lambda x, w: wt.rms_norm(x, 256, w), lambda x, w: F.rms_norm(x, (256,), w), [x, weight]),
+        "group_norm": (lambda x, w, b: wt.group_norm(x, 8, w, b), lambda x, w, b: F.group_norm(x, 8, w, b), [image, *of_channels]),
+        "softmax": (lambda x: wt.softmax(x, -1), lambda x: F.softmax(x, -1), [x]),
+        "cross_entropy": (lambda x: wt.cross_entropy(x, classes), lambda x: F.cross_entropy(x, classes), [x]),
+        "linear": (lambda x, w, b: wt.linear(x, w, b), F.linear, [x, matrix, bias]),
+        "conv2d": (lambda x, w, b: wt.conv2d(x, w, b, padding=1), lambda x, w, b: F.conv2d(x, w, b, padding=1), [image, kernel, of_channels[1]]),
+        "max_pool2d": (lambda x: wt.max_pool2d(x, 2), lambda x: F.max_pool2d(x, 2), [image]),
+        "attention": (lambda q: wt.scaled_dot_product_attention(q, q, q), lambda q: F.scaled_dot_product_attention(q, q, q), [q]),
+    }
+    calls: dict[str, Calls] = {}
+    for name, (ours, torchs, tensors) in inputs.items():
+        leaves = [t.detach().clone().requires_grad_() for t in tensors]
+        dy = torch.ones_like(torchs(*tensors))
+        by_whom = {"warpwright.torch": ours, "torch": torchs}
+        calls[name] = {who: lambda f=f, t=tensors: f(*t) for who, f in by_whom.items()}
+        calls[f"{name}, forward and backward"] = {
+            who: lambda f=f, t=leaves, dy=dy: torch.autograd.grad(f(*t), t, dy) for who, f in by_whom.items()
+        }
     return calls
 
 

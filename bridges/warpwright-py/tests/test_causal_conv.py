@@ -98,7 +98,7 @@ def test_final_states(form, torch_device):
                 for t, of in ((pair, given), (expected, wide))
             )  # fmt: skip
             for a, b in zip(found, exact):
-                a, b = (torch.zeros(()) if g is None else g for g in (a, b))
+                a, b = (torch.zeros((), device=torch_device) if g is None else g for g in (a, b))
                 torch.testing.assert_close(a.double(), b.double().expand_as(a), rtol=1e-4, atol=1e-5)
         out = torch.empty_like(pair[1])
         with torch.no_grad():

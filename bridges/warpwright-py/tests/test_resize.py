@@ -70,8 +70,9 @@ def test_random_cases(mode, dims, torch_device):
         dtype = DTYPES[number % 4]
         x, options = case(r, mode, dims, dtype, torch_device)
         found, dy = results(lambda t: wt.interpolate(t, **options), [x])
-        exact, _ = results(lambda t: F.interpolate(t, **options), [x], dy, torch.float64)
-        close(found, exact, dtype)
+        # PyTorch's gradient of nearest cells takes others than its result does on a GPU, where factors meet the ends of cells.
+        exact, _ = results(lambda t: F.interpolate(t, **options), [x.cpu()], dy.cpu(), torch.float64)
+        close([t.cpu() for t in found], exact, dtype)
 
 
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
