@@ -87,7 +87,7 @@ fn windows(adaptive: bool) -> Vec<Windows> {
             ..SlidingWindows::tiling([1; 3])
         })
     };
-    vec![square(2, 2, 0), square(3, 2, 0), square(3, 2, 1), square(5, 1, 2)]
+    vec![square(2, 2, 0), square(3, 2, 0), square(3, 2, 1), square(3, 3, 0), square(5, 1, 2)]
 }
 
 /// Every kernel that a plan of `entry` can hold.

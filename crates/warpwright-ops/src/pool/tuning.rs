@@ -48,7 +48,7 @@ impl Halving {
 pub enum Visits {
     /// In loops.
     Loops,
-    /// Forward: so many rows and columns at once.
+    /// Forward: so many rows and columns at once. Backward: the one window that a cell can have, of windows that share no cells.
     Square(u32),
     /// Backward: the windows of two rows and columns at once.
     Tile(Halving),
@@ -132,7 +132,12 @@ pub fn backward(dtype: DType, layout: Layout, channels: usize, axes: &[AxisWindo
         let fits = Sliding { kernel: *kernel, stride: 2, padding: *padding, dilation: 1 };
         axes[1..].iter().all(|axis| axis.sliding == Some(fits))
     };
-    let visits = TILES.into_iter().find(is_halving).map_or(Visits::Loops, Visits::Tile);
+    let is_apart = |axis: &AxisWindows| axis.sliding.is_some_and(|s| s.span() <= s.stride);
+    let visits = match TILES.into_iter().find(is_halving) {
+        Some(halving) => Visits::Tile(halving),
+        None if axes[1..].iter().all(is_apart) => Visits::Square(1),
+        None => Visits::Loops,
+    };
     Config { width: width(dtype, layout, channels), visits, chunk: CellGridArgs::MAX_CHUNK }
 }
 
@@ -181,6 +186,8 @@ mod tests {
         assert_eq!(of([3, 2, 1]), (Visits::Square(3), tile(3, 1)));
         assert_eq!(of([3, 1, 1]), (Visits::Square(3), Visits::Loops));
         assert_eq!(of([5, 2, 2]), (Visits::Loops, Visits::Loops));
+        assert_eq!(of([7, 7, 0]), (Visits::Loops, Visits::Square(1)));
+        assert_eq!(of([2, 3, 1]), (Visits::Square(2), Visits::Square(1)));
     }
 
     /// Against the definition, for the tile in the middle of a long axis.

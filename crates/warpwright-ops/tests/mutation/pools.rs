@@ -57,18 +57,21 @@ fn maxima(shapes: &[Shape], kept: &[Argmax]) {
             MaxPoolDesc { pool, argmax }.plan_with(TARGET, config(of, shape)).expect("plan")
         };
         Sweep::new(fill).check(&plans(shapes, forward));
-        if argmax == Argmax::None {
-            continue;
+        if argmax != Argmax::None {
+            maxima_backward(shapes, argmax);
         }
-        let backward = |shape: Shape| {
-            let pool = pool(shape);
-            let axes = pool.windows_of_axes().expect("windows");
-            let of = tuning::backward(pool.dtype, pool.layout, CHANNELS, &axes);
-            let forward = MaxPoolDesc { pool, argmax };
-            MaxPoolBackwardDesc { forward }.plan_with(TARGET, config(of, shape)).expect("plan")
-        };
-        Sweep::new(fill).check(&plans(shapes, backward));
     }
+}
+
+fn maxima_backward(shapes: &[Shape], argmax: Argmax) {
+    let backward = |shape: Shape| {
+        let pool = pool(shape);
+        let axes = pool.windows_of_axes().expect("windows");
+        let of = tuning::backward(pool.dtype, pool.layout, CHANNELS, &axes);
+        let forward = MaxPoolDesc { pool, argmax };
+        MaxPoolBackwardDesc { forward }.plan_with(TARGET, config(of, shape)).expect("plan")
+    };
+    Sweep::new(fill).check(&plans(shapes, backward));
 }
 
 fn means(shapes: &[Shape]) {
@@ -80,8 +83,12 @@ fn means(shapes: &[Shape]) {
         desc.plan_with(TARGET, config(of, shape)).expect("plan")
     };
     Sweep::new(fill).check(&plans(shapes, forward));
+    means_backward(shapes);
+}
+
+fn means_backward(shapes: &[Shape]) {
     let backward = |shape: Shape| {
-        let forward = desc(shape);
+        let forward = AvgPoolDesc { pool: pool(shape), divisor: Divisor::Cells };
         let axes = forward.pool.windows_of_axes().expect("windows");
         let of = tuning::backward(forward.pool.dtype, forward.pool.layout, CHANNELS, &axes);
         AvgPoolBackwardDesc { forward }.plan_with(TARGET, config(of, shape)).expect("plan")
@@ -129,6 +136,24 @@ fn defects_of_other_windows_are_noticed() {
     let shapes: Vec<Shape> = rows.into_iter().chain(large).collect();
     maxima(&shapes, &[Argmax::None, Argmax::Index, Argmax::Tap]);
     means(&shapes);
+}
+
+#[test]
+fn defects_of_windows_that_share_no_cells_are_noticed() {
+    // Without gaps, with gaps, and with cells beyond the last window.
+    let shapes = [
+        (1, [1, 6, 8], Windows::Sliding(square(3, 3, 0)), WHOLE),
+        (3, [2, 7, 9], Windows::Sliding(square(2, 3, 1)), 200),
+        (
+            1,
+            [3, 5, 4],
+            Windows::Sliding(SlidingWindows { kernel: [2, 1, 4], stride: [1, 1, 4], ..square(1, 1, 0) }),
+            WHOLE,
+        ),
+    ];
+    means_backward(&shapes);
+    maxima_backward(&shapes, Argmax::Index);
+    maxima_backward(&shapes, Argmax::Tap);
 }
 
 #[test]
