@@ -17,6 +17,7 @@ from ._batch import batch_norm
 from ._causal_conv import causal_conv1d, causal_conv1d_update
 from ._conv import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
 from ._cross_entropy import cross_entropy
+from ._graphs import graphed
 from ._grouped import grouped_mm
 from ._groups import group_norm, instance_norm
 from ._local_response import local_response_norm
@@ -94,6 +95,7 @@ __all__ = [
     "geglu_tanh",
     "gelu_erf",
     "gelu_tanh",
+    "graphed",
     "group_norm",
     "grouped_mm",
     "gru",
