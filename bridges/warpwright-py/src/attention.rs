@@ -333,7 +333,8 @@ with_options! {
     ///
     /// q, k, v and the keywords: as in the forward pass, without block_table; o, lse: as it gave them; dy: the gradient of o.
     /// bias_gradient, sinks_gradient: whether those of bias, summed over what it is broadcast over, and of sinks follow. The
-    /// results are contiguous; `out` is a tuple of as many.
+    /// results are contiguous; `out` is a tuple of as many, of which the first three may have any strides whose last is 1: parts of one
+    /// tensor, say.
     attention_backward(q, k, v, o, lse, dy; bias_gradient, sinks_gradient) => backward;
 }
 
@@ -382,26 +383,32 @@ fn backward<'py>(
     let (o, dy) = (like_result("o", o)?, like_result("dy", dy)?);
     let [batch, queries, heads, _] = desc.q.shape;
     let lse = call.small(("lse", lse), statistics_dtype(desc.dtype), &[batch, heads, queries])?;
-    let [dq, dk, dv] = [desc.q, desc.k, desc.v].map(|layout| Layout::contiguous(layout.shape));
-    let forward = AttentionDesc { o: layout(&o)?, ..desc.clone() };
-    let backward = AttentionBackwardDesc { forward, dy: layout(&dy)?, dq, dk, dv, dbias, dsinks };
-    let plan = call.plan(&PLANS, &backward)?;
-    let of_bias = desc.options.bias.map_or([0; 4], |bias| bias.shape);
-    let shapes: [&[usize]; 5] = [&dq.shape, &dk.shape, &dv.shape, &of_bias, &[heads]];
     let wanted = [true, true, true, dbias, dsinks];
     let out = places::<5>(op, out, wanted)?;
-    let output = |index: usize, argument| {
-        let dtype = if index == 4 { DType::F32 } else { desc.dtype };
+    let gradient = |index: usize, argument, of: Layout| {
+        let (y, strides) = call.strided_output((argument, out[index].as_ref()), q, &of.shape)?;
+        PyResult::Ok((y, Layout { strides: strides[..].try_into().unwrap_or_default(), ..of }))
+    };
+    let (dq, of_dq) = gradient(0, "out[0]", desc.q)?;
+    let (dk, of_dk) = gradient(1, "out[1]", desc.k)?;
+    let (dv, of_dv) = gradient(2, "out[2]", desc.v)?;
+    let forward = AttentionDesc { o: layout(&o)?, ..desc.clone() };
+    let dy_layout = layout(&dy)?;
+    let backward =
+        AttentionBackwardDesc { forward, dy: dy_layout, dq: of_dq, dk: of_dk, dv: of_dv, dbias, dsinks };
+    let plan = call.plan(&PLANS, &backward)?;
+    let of_bias = desc.options.bias.map_or([0; 4], |bias| bias.shape);
+    let output = |index: usize, argument, dtype, shape: &[usize]| {
         let place = (argument, out[index].as_ref());
-        let y = call.optional_output(wanted[index], place, q, Form::RowMajor(dtype, shapes[index]))?;
-        PyResult::Ok(y.map(|y| y.in_shape(shapes[index])))
+        let y = call.optional_output(wanted[index], place, q, Form::RowMajor(dtype, shape))?;
+        PyResult::Ok(y.map(|y| y.in_shape(shape)))
     };
     let outputs = [
-        output(0, "out[0]")?,
-        output(1, "out[1]")?,
-        output(2, "out[2]")?,
-        output(3, "dbias")?,
-        output(4, "dsinks")?,
+        Some(dq),
+        Some(dk),
+        Some(dv),
+        output(3, "dbias", desc.dtype, &of_bias)?,
+        output(4, "dsinks", DType::F32, &[heads])?,
         call.workspace(&plan, q)?,
     ];
     let mut all = inputs.iter().map(Option::as_ref).chain([&o, &lse, &dy].map(Some));

@@ -295,6 +295,31 @@ impl<'py> Call<'py> {
         Ok(Output { kind: Kind::Copied { from: from.clone(), to: array }, ..temporary })
     }
 
+    /// Where a result goes whose strides the operation takes as they are, if the last is 1: the array that the caller wants it in,
+    /// or a new one in row-major order. Its strides, too.
+    pub(crate) fn strided_output(
+        &self,
+        (argument, wanted): Wanted<'_, 'py>,
+        like: &Array<'py>,
+        shape: &[usize],
+    ) -> PyResult<(Output<'py>, Vec8<i64>)> {
+        if let (Some(object), Place::Cuda(_)) = (wanted, self.place) {
+            let array = self.read((argument, object))?;
+            array.expect_dtype(like.dtype)?;
+            array.expect_shape(shape)?;
+            array.expect_writable()?;
+            let is_direct = array.strides.last().is_none_or(|stride| *stride == 1);
+            if is_direct && overlap::has_distinct_elements(&array) {
+                let (flat, object, strides) = (Flat::shaped(&array), array.object.clone(), array.strides);
+                return Ok((Output { flat, kind: Kind::Array(object), array: Some(array) }, strides));
+            }
+        }
+        let output = self.output((argument, wanted), like, Form::RowMajor(like.dtype, shape))?.in_shape(shape);
+        let strides = Vec8::collect(shape.iter().copied()).map(|shape| Vec8::row_major(&shape));
+        let rank = || self.problem(Class::Shape, argument, "has more than 8 dimensions");
+        Ok((output, strides.ok_or_else(rank)?))
+    }
+
     fn made(&self, argument: &'static str, like: &Array<'py>, form: Form<'_>) -> PyResult<Output<'py>> {
         let (py, library) = (self.py, self.library);
         let (dtype, shape) = (form.dtype(like), form.shape(like));

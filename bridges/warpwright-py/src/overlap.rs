@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use warpwright_runtime::Lattice;
+
 use crate::array::Argument;
 
 /// The addresses of a block of bytes. One that reaches past the last address is cut there.
@@ -63,69 +65,9 @@ pub(crate) fn groups(ranges: &[Range<u64>]) -> Vec<Group> {
     groups
 }
 
-/// The bytes of a strided array: where each element may begin, and how long it is.
-struct Lattice {
-    /// Of the element with the lowest address.
-    start: i128,
-    /// Extents above 1 with positive distances in bytes.
-    axes: Vec<(i128, i128)>,
-    size: i128,
-}
-
-impl Lattice {
-    /// `None` if the array has no elements.
-    fn of(array: &Argument<'_>) -> Option<Self> {
-        let size = array.dtype.bytes() as i128;
-        let mut start = i128::from(array.address);
-        let mut axes = Vec::new();
-        for (extent, stride) in array.shape.iter().zip(array.strides.iter()) {
-            let (extent, step) = (*extent as i128, i128::from(*stride) * size);
-            match extent {
-                0 => return None,
-                1 => continue,
-                _ => axes.push((extent, step.abs())),
-            }
-            if step < 0 {
-                start += (extent - 1) * step;
-            }
-        }
-        Some(Self { start, axes, size })
-    }
-
-    /// Bytes from the lowest to past the highest of the elements along the axes that `keep` admits.
-    fn span(&self, keep: impl Fn(i128) -> bool) -> i128 {
-        self.axes.iter().filter(|(_, step)| keep(*step)).map(|(n, step)| (n - 1) * step).sum::<i128>()
-            + self.size
-    }
-
-    /// Whether no byte is in both. `false` may also mean that it is not known, for steps that do not nest.
-    fn is_disjoint(&self, other: &Self) -> bool {
-        let all = |_| true;
-        if self.start + self.span(all) <= other.start || other.start + other.span(all) <= self.start {
-            return true;
-        }
-        // Modulo a period, an axis whose step is a multiple of it stands still: where the rest of both arrays falls into
-        // separate parts of the period, the arrays are apart.
-        let mut periods =
-            self.axes.iter().chain(&other.axes).map(|(_, step)| *step).filter(|step| *step != 0);
-        periods.any(|period| {
-            let moves = |step: i128| step % period != 0;
-            let apart = (other.start - self.start).rem_euclid(period);
-            apart >= self.span(moves) && period - apart >= other.span(moves)
-        })
-    }
-
-    /// Whether no two elements share a byte. `false` may also mean that it is not known.
-    fn is_injective(&self) -> bool {
-        let mut axes = self.axes.clone();
-        axes.sort_unstable_by_key(|(_, step)| *step);
-        let mut span = self.size;
-        axes.iter().all(|(extent, step)| {
-            let fits = *step >= span;
-            span += (extent - 1) * step;
-            fits
-        })
-    }
+/// That of an array.
+fn lattice(array: &Argument<'_>) -> Option<Lattice> {
+    Lattice::of(array.address, array.dtype.bytes(), &array.shape, &array.strides)
 }
 
 /// Whether two arrays share no element. Arrays whose strides do not nest count as sharing one where their ranges do.
@@ -133,7 +75,7 @@ pub(crate) fn are_disjoint(a: &Argument<'_>, b: &Argument<'_>) -> bool {
     if a.place != b.place {
         return true;
     }
-    match (Lattice::of(a), Lattice::of(b)) {
+    match (lattice(a), lattice(b)) {
         (Some(a), Some(b)) => a.is_disjoint(&b),
         _ => true,
     }
@@ -141,5 +83,5 @@ pub(crate) fn are_disjoint(a: &Argument<'_>, b: &Argument<'_>) -> bool {
 
 /// Whether each element of an array has a place of its own.
 pub(crate) fn has_distinct_elements(array: &Argument<'_>) -> bool {
-    Lattice::of(array).is_none_or(|lattice| lattice.is_injective())
+    lattice(array).is_none_or(|lattice| lattice.is_injective())
 }

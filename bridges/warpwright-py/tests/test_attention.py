@@ -295,3 +295,36 @@ def test_without_a_batch_and_under_autocast(torch_device):
     assert torch.allclose(wt.scaled_dot_product_attention(q, k, v), expected, atol=1e-5)
     with torch.autocast(torch_device, torch.bfloat16):
         assert wt.scaled_dot_product_attention(q, k, v).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads, num_kv_heads", [(2, 2), (4, 2)])
+def test_packed_queries_keys_and_values(dtype, heads, num_kv_heads, torch_device):
+    """The bits of three tensors, and a gradient in one piece, in either layout."""
+    torch.manual_seed(11)
+    qkv = torch.randn(2, 19, heads + 2 * num_kv_heads, 16, device=torch_device, dtype=dtype)
+    options = {"causal": True, "softcap": 5.0, "window": (7, -1)}
+    whole, parts = (qkv.clone().requires_grad_() for _ in range(2))
+    o = wt.attention_qkvpacked(whole, heads, **options)
+    q, k, v = parts.split([heads, num_kv_heads, num_kv_heads], 2)
+    expected = wt.attention(q, k, v, **options)
+    assert torch.equal(o, expected)
+    dy = torch.randn_like(o)
+    o.backward(dy), expected.backward(dy)
+    assert whole.grad.is_contiguous() and torch.equal(whole.grad, parts.grad)
+    if heads == num_kv_heads:
+        five = qkv.unflatten(2, (3, heads)).requires_grad_()
+        again = wt.attention_qkvpacked(five, **options)
+        (dqkv,) = torch.autograd.grad(again, five, dy)
+        assert torch.equal(again, o) and torch.equal(dqkv.flatten(2, 3), whole.grad)
+
+
+def test_packed_queries_keys_and_values_compile(torch_device):
+    qkv = torch.randn(1, 5, 6, 16, device=torch_device, requires_grad=True)
+    compiled = torch.compile(lambda t: wt.attention_qkvpacked(t, 2).sum(), backend="aot_eager", fullgraph=True)
+    eager = wt.attention_qkvpacked(qkv, 2).sum()
+    found, expected = (torch.autograd.grad(y, qkv)[0] for y in (compiled(qkv), eager))
+    assert torch.equal(found, expected)
+    for wrong, heads in ((qkv, None), (qkv, 5), (qkv, 6), (qkv[None], 2)):
+        with pytest.raises(ValueError, match="attention_qkvpacked: qkv is"):
+            wt.attention_qkvpacked(wrong, heads)

@@ -10,6 +10,7 @@ use warpwright_ptx::DType;
 use crate::buffer::Memory;
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::lattice::Lattice;
 use crate::launch::Binding;
 use crate::layout::{
     Dims, MAX_RANK, Strides, byte_count, element_count, element_range, is_contiguous, row_major,
@@ -75,6 +76,13 @@ impl<'a> View<'a> {
         let start = self.address.wrapping_add_signed(low.wrapping_mul(size));
         let end = self.address.wrapping_add_signed(high.wrapping_add(1).wrapping_mul(size));
         Some(start..end)
+    }
+
+    /// Whether strided elements lie between those of the other.
+    fn is_apart_from(&self, other: &View<'_>) -> bool {
+        let lattice =
+            |view: &View<'_>| Lattice::of(view.address, view.dtype.bytes(), &view.shape, &view.strides);
+        lattice(self).zip(lattice(other)).is_none_or(|(a, b)| a.is_disjoint(&b))
     }
 
     fn axis(&self, op: &'static str, axis: usize) -> Result<usize> {
@@ -149,11 +157,14 @@ macro_rules! view_getters {
             self.view().byte_range()
         }
 
-        /// Whether the byte ranges share an address. A strided view counts as everything between its ends.
+        /// Whether both have an element at one address. Strided views whose strides do not nest count as everything between
+        /// their ends.
         pub fn overlaps(&self, other: &TensorRef<'_>) -> bool {
             match (self.byte_range(), other.byte_range()) {
                 (Some(a), Some(b)) => {
-                    self.view().device == other.view().device && a.start < b.end && b.start < a.end
+                    let meet =
+                        self.view().device == other.view().device && a.start < b.end && b.start < a.end;
+                    meet && !self.view().is_apart_from(other.view())
                 }
                 _ => false,
             }

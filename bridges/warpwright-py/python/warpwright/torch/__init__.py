@@ -12,7 +12,7 @@ PyTorch's. Tensors on the CPU run in the emulator.
 """
 
 from . import nn
-from ._attention import attention, scaled_dot_product_attention
+from ._attention import attention, attention_qkvpacked, scaled_dot_product_attention
 from ._batch import batch_norm
 from ._causal_conv import causal_conv1d, causal_conv1d_update
 from ._conv import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
@@ -73,6 +73,7 @@ __all__ = [
     "add_rms_norm",
     "addmm",
     "attention",
+    "attention_qkvpacked",
     "avg_pool1d",
     "avg_pool2d",
     "avg_pool3d",

@@ -131,6 +131,98 @@ Here the result is o alone, or (o, lse) with return_lse, of which lse has no gra
 offset are drawn from PyTorch's default generator of the device. Differentiable in q, k, v, bias and sinks."""
 
 
+# The options of packed queries, keys and values.
+_PACKED_PARAMETERS = (
+    "SymInt num_heads, float softmax_scale, bool causal, SymInt left, SymInt right, bool top_left, float softcap, float dropout_p"
+)
+
+
+def _split(qkv: Tensor, heads: int) -> Tuple[Tensor, Tensor, Tensor]:
+    others = (qkv.shape[2] - heads) // 2
+    return qkv[:, :, :heads], qkv[:, :, heads : heads + others], qkv[:, :, heads + others :]
+
+
+def _packed_options(random: Optional[Tensor], parameters: Any) -> Any:
+    softmax_scale, causal, left, right, top_left, softcap, dropout_p = parameters
+    return {
+        "softmax_scale": softmax_scale,
+        "causal": causal,
+        "window": (left, right),
+        "alignment": "top_left" if top_left else "bottom_right",
+        "softcap": softcap or None,
+        "dropout_p": dropout_p,
+        "random": random,
+    }
+
+
+def _packed_forward(qkv: Tensor, random: Optional[Tensor], heads: int, *parameters: Any) -> Any:
+    return _native.attention(*_split(qkv, heads), **_packed_options(random, parameters))
+
+
+def _packed_backward(qkv: Tensor, random: Any, o: Tensor, lse: Tensor, dy: Tensor, heads: int, *parameters: Any) -> Any:
+    dqkv = row_major(qkv)
+    _native.attention_backward(
+        *_split(qkv, heads), o, lse, dy, **_packed_options(random, parameters), out=_split(dqkv, heads)
+    )
+    return dqkv
+
+
+def _packed_fake(qkv: Tensor, random: Any, heads: int, *_: Any) -> Any:
+    batch, rows, _, head_dim = qkv.shape
+    return qkv.new_empty((batch, rows, heads, head_dim)), statistics(qkv, (batch, heads, rows))
+
+
+_attention_qkvpacked = Differentiable(
+    Operator(
+        f"attention_qkvpacked(Tensor qkv, Tensor? random, {_PACKED_PARAMETERS}) -> (Tensor, Tensor)",
+        native=_packed_forward,
+        fake=_packed_fake,
+    ),
+    Operator(
+        f"attention_qkvpacked_backward(Tensor qkv, Tensor? random, Tensor o, Tensor lse, Tensor dy, {_PACKED_PARAMETERS}) -> Tensor",
+        native=_packed_backward,
+        fake=lambda qkv, *_: row_major(qkv),
+    ),
+    save=lambda inputs, found: (*inputs[:2], *found),
+    returned=1,
+).function()
+
+
+def attention_qkvpacked(
+    qkv: Tensor,
+    num_heads: Optional[int] = None,
+    *,
+    softmax_scale: Optional[float] = None,
+    causal: bool = False,
+    window: Tuple[int, int] = (-1, -1),
+    alignment: str = "bottom_right",
+    softcap: Optional[float] = None,
+    dropout_p: float = 0.0,
+    random: Optional[Tensor] = None,
+) -> Tensor:
+    """`attention` of queries, keys and values that one product has made, whose gradient comes in one piece as well.
+
+    qkv: [batch, rows, 3, heads, head_dim], as `flash_attn_qkvpacked_func` takes it; or, with num_heads, [batch, rows, num_heads + 2
+    num_kv_heads, head_dim], the heads of the queries before those of keys and of values. The options are those of `attention`. The result is
+    [batch, rows, heads, head_dim]. Differentiable in qkv.
+    """
+    if qkv.dim() == 5 and qkv.shape[2] == 3 and num_heads in (None, qkv.shape[3]):
+        num_heads, qkv = qkv.shape[3], qkv.flatten(2, 3)
+    elif qkv.dim() != 4 or num_heads is None or not 0 < num_heads < qkv.shape[2] or (qkv.shape[2] - num_heads) % 2:
+        raise ValueError(
+            f"attention_qkvpacked: qkv is {list(qkv.shape)} and num_heads {num_heads}, expected [batch, rows, 3, heads, head_dim], or"
+            " [batch, rows, num_heads + 2 num_kv_heads, head_dim] with num_heads"
+        )
+    if alignment not in ("bottom_right", "top_left"):
+        raise ValueError(f"attention_qkvpacked: alignment is '{alignment}', expected 'bottom_right' or 'top_left'")
+    (qkv,) = narrow(qkv)
+    if dropout_p and random is None:
+        random = random_numbers(qkv)
+    scale = 1 / math.sqrt(max(qkv.shape[-1], 1)) if softmax_scale is None else softmax_scale
+    parameters = scale, causal, *window, alignment == "top_left", softcap or 0.0, dropout_p
+    return _attention_qkvpacked(qkv, random, num_heads, *parameters)
+
+
 @overload
 def scaled_dot_product_attention(
     query: Tensor, key: Tensor, value: Tensor, *rest: Any, return_lse: Literal[False] = False, **options: Any
