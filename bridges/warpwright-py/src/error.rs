@@ -181,6 +181,7 @@ fn named(error: &mut warpwright::Error) -> Option<&mut &'static str> {
             PlanError::DType { op, .. }
             | PlanError::Parameter { op, .. }
             | PlanError::TooLarge { op, .. }
+            | PlanError::Expression { op, .. }
             | PlanError::SharedMemory { op, .. }
             | PlanError::Target { op, .. }
             | PlanError::Build { op, .. },
@@ -209,6 +210,9 @@ fn plan(py: Python<'_>, error: &PlanError) -> PyErr {
         PlanError::Parameter { op, parameter, got, expected } => {
             let problem = Problem::new(py, Class::Parameter, error.to_string()).at(op, parameter);
             problem.mismatch(*expected, got.as_str()).into_err()
+        }
+        PlanError::Expression { op, .. } => {
+            Problem::new(py, Class::Parameter, error.to_string()).with("op", *op).into_err()
         }
         PlanError::TooLarge { op, blocks, limit } => {
             let problem = Problem::new(py, Class::Shape, error.to_string()).with("op", *op);

@@ -94,6 +94,28 @@ impl<'k> Philox<'k> {
         })
     }
 
+    /// The words of `count` elements that follow each other, of which each four, the first of them a multiple of four, share a draw.
+    /// `count` is a power of two that divides the number of the first element.
+    #[track_caller]
+    pub fn elements(self, first: U64<'k>, count: u32) -> Vec<U32<'k>> {
+        first.k().on_behalf(|| {
+            let number = first >> 2;
+            if count >= 4 {
+                let draws = u64::from(count / 4);
+                return (0..draws)
+                    .flat_map(|i| self.draw(if i == 0 { number } else { number + i }))
+                    .collect();
+            }
+            let (mut words, at) = (self.draw(number).to_vec(), first.to_u32());
+            while words.len() > count as usize {
+                let half = words.len() / 2;
+                let upper = (at & half as u32).ne(0);
+                words = (0..half).map(|i| upper.select(words[half + i], words[i])).collect();
+            }
+            words
+        })
+    }
+
     /// The result of [`draw`](Self::draw) in a kernel.
     pub fn words(seed: u64, offset: u64, number: u64) -> [u32; 4] {
         let halves = |value: u64| [value as u32, (value >> 32) as u32];

@@ -4,6 +4,7 @@
 use warpwright_dsl::BuildError;
 use warpwright_ptx::{DType, Target};
 
+use crate::elementwise::ExprError;
 use crate::plan::Real;
 
 /// A descriptor that has no plan.
@@ -33,6 +34,14 @@ pub enum PlanError {
         got: String,
         /// The values that are allowed.
         expected: &'static str,
+    },
+    /// An expression that cannot be computed.
+    #[error("{op}: {source}")]
+    Expression {
+        /// The operation.
+        op: &'static str,
+        /// What is wrong with it.
+        source: ExprError,
     },
     /// More work than one launch can address.
     #[error("{op}: {blocks} blocks are needed, a grid has at most {limit}")]

@@ -15,7 +15,9 @@ use warpwright_ptx::isa::DeviceLimits;
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{ArgValue, DType, Target};
 use warpwright_runtime::check::Checker;
-use warpwright_runtime::{Binding as Bound, Device, Error, LaunchStep, Stream, Tensor, TensorMut, TensorRef};
+use warpwright_runtime::{
+    Binding as Bound, Device, Dims, Error, LaunchStep, Stream, Strides, Tensor, TensorMut, TensorRef,
+};
 
 use crate::tensors::Arguments;
 use crate::{Direction, PlanError};
@@ -95,6 +97,8 @@ pub struct TensorSpec {
     pub present: bool,
     /// Its layout, if it is not contiguous or has a shape of its own.
     pub layout: Option<Layout>,
+    /// The same of any number of dimensions.
+    pub view: Option<View>,
 }
 
 /// Shape and strides of a tensor of four dimensions; no element has two places in it unless it is only read.
@@ -131,6 +135,57 @@ impl Layout {
     }
 }
 
+/// Shape and strides of a tensor of up to eight dimensions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct View {
+    shape: Dims,
+    strides: Strides,
+}
+
+impl View {
+    /// A contiguous tensor, its last dimension innermost; `None` if it has more dimensions than a tensor can have.
+    pub fn contiguous(shape: &[usize]) -> Option<Self> {
+        let mut strides = vec![1i64; shape.len()];
+        for axis in (1..shape.len()).rev() {
+            // A tensor whose extents multiply beyond an i64 has no plan.
+            let extent = i64::try_from(shape[axis].max(1)).unwrap_or(i64::MAX);
+            strides[axis - 1] = strides[axis].saturating_mul(extent);
+        }
+        Self::new(shape, &strides)
+    }
+
+    /// A tensor with that many elements from one index to the next along each dimension; `None` if there is not a stride for each
+    /// dimension, or there are more dimensions than a tensor can have.
+    pub fn new(shape: &[usize], strides: &[i64]) -> Option<Self> {
+        let view = Self { shape: Dims::new(shape)?, strides: Strides::new(strides)? };
+        (shape.len() == strides.len()).then_some(view)
+    }
+
+    /// That of a tensor.
+    pub fn of(x: &TensorRef<'_>) -> Option<Self> {
+        Self::new(x.shape(), x.strides())
+    }
+
+    /// Extents.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Elements from one index to the next.
+    pub fn strides(&self) -> &[i64] {
+        &self.strides
+    }
+
+    /// Number of elements, if it can be addressed.
+    pub fn elements(&self) -> Option<usize> {
+        if self.shape.contains(&0) {
+            return Some(0);
+        }
+        let product = self.shape.iter().try_fold(1usize, |n, extent| n.checked_mul(*extent))?;
+        i64::try_from(product).ok().map(|_| product)
+    }
+}
+
 impl TensorSpec {
     /// A tensor that is read.
     pub const fn read(name: &'static str, dtype: DType, len: usize) -> Self {
@@ -143,6 +198,7 @@ impl TensorSpec {
             like: None,
             present: true,
             layout: None,
+            view: None,
         }
     }
 
@@ -157,6 +213,7 @@ impl TensorSpec {
             like: None,
             present: true,
             layout: None,
+            view: None,
         }
     }
 
@@ -179,6 +236,11 @@ impl TensorSpec {
     /// The same with a layout of its own.
     pub const fn laid_out(self, layout: Layout) -> Self {
         Self { layout: Some(layout), ..self }
+    }
+
+    /// The same of a shape and strides of its own.
+    pub const fn viewed(self, view: View) -> Self {
+        Self { view: Some(view), ..self }
     }
 
     /// Scratch memory of `len` elements, absent if there are none. [`Plan::workspace`] allocates it.
@@ -458,8 +520,10 @@ impl<O: Operation> Plan<O> {
         for (spec, view) in tensors.iter().zip(views) {
             let Some(view) = view else { continue };
             let model = spec.like.and_then(|slot| views.get(slot).copied().flatten());
-            if let Some(layout) = &spec.layout {
-                checker.strided(spec.name, view, spec.dtype, &layout.shape, &layout.strides)?;
+            let layout = spec.layout.as_ref().map(|layout| (&layout.shape[..], &layout.strides[..]));
+            let own = spec.view.as_ref().map(|view| (view.shape(), view.strides()));
+            if let Some((shape, strides)) = layout.or(own) {
+                checker.strided(spec.name, view, spec.dtype, shape, strides)?;
                 checker.aligned(spec.name, view, spec.dtype.bytes() as u64)?;
                 continue;
             }

@@ -1,6 +1,7 @@
 //! Shapes and strides of fixed capacity, so that views are `Copy` and a launch allocates nothing.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::ops::Deref;
 
 use crate::error::{Error, Result};
@@ -52,6 +53,12 @@ macro_rules! inline_list {
         }
 
         impl Eq for $name {}
+
+        impl Hash for $name {
+            fn hash<H: Hasher>(&self, state: &mut H) {
+                (**self).hash(state);
+            }
+        }
     };
 }
 

@@ -16,6 +16,7 @@ mod cast;
 mod causal_conv1d;
 mod conv;
 mod cross_entropy;
+mod elementwise;
 mod gemm;
 mod group_norm;
 mod grouped_gemm;
@@ -81,6 +82,7 @@ const FAMILIES: &[fn(Scope) -> Vec<Case>] = &[
     scaled_gemm::cases,
     grouped_gemm::cases,
     conv::cases,
+    elementwise::cases,
     gemm::cases,
     group_norm::cases,
     layer_norm::cases,

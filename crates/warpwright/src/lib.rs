@@ -31,6 +31,8 @@
 //! | [`mod@cast`] | `cast`: the elements of a tensor in another type | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@conv`] | `conv` over one to three dimensions with strides, padding, dilation, groups, bias and activation, and its gradients, channels first and last | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@causal_conv1d`] | `causal_conv1d`, forward and backward, and `causal_conv1d_update`: depthwise convolution along time with 2 to 4 taps, bias and silu; states, packed sequences; channels first and last | f32, f64, f16, bf16 | sm_75 and later |
+//! | [`mod@elementwise`] | `map` and `map_into`: expressions of up to six tensors in one launch, with broadcasting and mixed types; `add`, `sub`, `mul`, `div`, `minimum`, `maximum`, `where_`, `lerp`, `addcmul` | f32, f64, f16, bf16, masks of u8 | sm_75 and later |
+//! | | `dropout`, `dropout_add` and their gradients | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@matmul`] | `matmul`: products of matrices with transposes, batches, bias and activation; as a descriptor also with leading dimensions, alpha and beta | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`group_norm`](mod@group_norm) | `group_norm` with optional silu, `instance_norm`, forward and backward, channels first and last | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`layer_norm`](mod@layer_norm) | `layer_norm`, `rms_norm`, with an optional residual added first, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
@@ -102,7 +104,7 @@
 //! # What is stable
 //!
 //! This crate alone is under semantic versioning. Its stable interface is what stands at its root, [`plan`](mod@plan), and in the modules of the
-//! families ([`activation`], [`mod@attention`], [`mod@batch_norm`], [`mod@cast`], [`mod@causal_conv1d`], [`mod@conv`], [`mod@cross_entropy`], [`mod@matmul`], [`group_norm`](mod@group_norm), [`grouped_gemm`],
+//! families ([`activation`], [`mod@attention`], [`mod@batch_norm`], [`mod@cast`], [`mod@causal_conv1d`], [`mod@conv`], [`mod@cross_entropy`], [`mod@elementwise`], [`mod@matmul`], [`group_norm`](mod@group_norm), [`grouped_gemm`],
 //! [`layer_norm`](mod@layer_norm), [`local_response_norm`](mod@local_response_norm), [`pool`](mod@pool), [`mod@quantize`], [`mod@quantize8`],
 //! [`mod@recurrent`], [`mod@resize`], [`scaled_gemm`], [`mod@softmax`]) the
 //! descriptors, arguments, options and free functions.
@@ -132,6 +134,7 @@ pub use warpwright_ops::cast::{self, cast};
 pub use warpwright_ops::causal_conv1d::{self, causal_conv1d, causal_conv1d_backward, causal_conv1d_update};
 pub use warpwright_ops::conv::{self, conv, conv_backward};
 pub use warpwright_ops::cross_entropy::{self, cross_entropy, cross_entropy_backward};
+pub use warpwright_ops::elementwise::{self, dropout, dropout_add, dropout_backward};
 pub use warpwright_ops::gemm::{self as matmul, matmul};
 pub use warpwright_ops::group_norm::{
     self, group_norm, group_norm_backward, instance_norm, instance_norm_backward,

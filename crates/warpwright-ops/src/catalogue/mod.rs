@@ -7,8 +7,8 @@ use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
 
 pub use options::{
-    BiasCount, Extents, FloatDType, IndexDType, Nonlinearity, OPTIONS, OpOptions, OptionSpec, Taken,
-    Transpose,
+    BiasCount, Broadcast, Extents, FloatDType, IndexDType, Nonlinearity, OPTIONS, OpOptions, OptionSpec,
+    Taken, Transpose,
 };
 pub(crate) use request::{Asked, distinct};
 pub use request::{Planned, Request, RequestError, entry, kernels, kernels_of, options_of, plan_named};

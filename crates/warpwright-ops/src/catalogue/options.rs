@@ -11,6 +11,7 @@ use warpwright_ptx::DType;
 use crate::activation::Activation;
 use crate::attention::Window;
 use crate::cross_entropy::Reduction;
+use crate::elementwise::Expr;
 use crate::pool::Argmax;
 use crate::quantize8::Scaling;
 use crate::resize::Mode;
@@ -163,6 +164,10 @@ op_options! {
     silu: bool, ["silu"];
     /// Type that elements are cast to [default: f32, or bf16 from f32]
     to: FloatDType = "DTYPE", ["to=f64"];
+    /// What is computed of x0, x1, .. and numbers s0, s1, .. [default: add(x0, x1)]
+    expr: Expr = "EXPR", ["expr=silu(add(x0, mul(s0, x1)))"];
+    /// How the last input of an expression is broadcast to rows of `len` elements
+    broadcast: Broadcast = "HOW", ["broadcast=row"];
     /// Rows of the product
     m: usize = "N", ["m=1000"];
     /// Columns of the product
@@ -297,6 +302,15 @@ pub struct Transpose {
     pub b: bool,
 }
 
+/// How a tensor is broadcast to a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Broadcast {
+    /// It is a row.
+    Row,
+    /// It is a column.
+    Column,
+}
+
 /// The function of a plain recurrent net.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Nonlinearity {
@@ -353,6 +367,12 @@ impl OptionValue for BiasCount {
     fn parse(text: &str) -> Result<Self, String> {
         let count = text.parse().ok().filter(|count| *count <= 2);
         count.map(Self).ok_or_else(|| "expected 0, 1 or 2".to_owned())
+    }
+}
+
+impl OptionValue for Expr {
+    fn parse(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|error: crate::elementwise::ExprError| error.to_string())
     }
 }
 
@@ -415,6 +435,7 @@ words!(Mode {
     "cubic" => Self::Cubic,
 });
 words!(MaskKind { "additive" => Self::Additive, "boolean" => Self::Boolean, });
+words!(Broadcast { "row" => Self::Row, "column" => Self::Column, });
 words!(Nonlinearity { "tanh" => Self::Tanh, "relu" => Self::Relu, });
 
 /// Options on their way to an operation: remembers which it asked for.

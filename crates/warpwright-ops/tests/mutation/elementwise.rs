@@ -5,6 +5,8 @@ use warpwright_ops::activation::{
     Activation, ActivationBackwardDesc, ActivationDesc, GatedActivation, GatedBackwardDesc,
 };
 use warpwright_ops::cast::CastDesc;
+use warpwright_ops::elementwise::{ElementwiseDesc, Expr, InputDesc};
+use warpwright_ops::plan::{Real, View};
 use warpwright_ops::quantize::{DequantizeDesc, NibbleOrder, QuantizeDesc, Scheme};
 use warpwright_ops::quantize8::{Dequantize8Desc, Format, Problem, Quantize8Desc, Scaling};
 use warpwright_ptx::DType;
@@ -98,5 +100,39 @@ fn defects_of_8_bit_quantization_are_noticed() {
 fn shifted_bounds_of_conversions_are_noticed() {
     for (from, to) in [(DType::F32, DType::BF16), (DType::F16, DType::BF16), (DType::F64, DType::F32)] {
         check(&ELEMENTWISE, |len| CastDesc { from, to, len }.plan(TARGET).expect("plan"));
+    }
+}
+
+#[test]
+fn shifted_bounds_of_expressions_are_noticed() {
+    let [x, y] = Expr::inputs();
+    let input = |dtype, shape: &[usize]| InputDesc { dtype, view: View::contiguous(shape).expect("rank") };
+    for dtype in [DType::BF16, DType::F64] {
+        check(&ELEMENTWISE, |len| {
+            let outputs = vec![(&x + &y).dropout(), x.maximum(&y)];
+            let desc = ElementwiseDesc {
+                outputs,
+                dtypes: vec![dtype; 2],
+                shape: vec![len],
+                inputs: vec![input(dtype, &[len]), input(dtype, &[1])],
+                scalars: Vec::new(),
+                dropout: Some(Real::new(0.25)),
+            };
+            desc.plan(TARGET).expect("plan")
+        });
+    }
+    // Rows of vectors and of single elements.
+    for columns in [8, 7] {
+        check(&[1, 31, 32, 33, 255, 256, 257, 292, 293], |rows| {
+            let desc = ElementwiseDesc {
+                outputs: vec![&x + &y],
+                dtypes: vec![DType::BF16],
+                shape: vec![rows, columns],
+                inputs: vec![input(DType::BF16, &[rows, columns]), input(DType::BF16, &[columns])],
+                scalars: Vec::new(),
+                dropout: None,
+            };
+            desc.plan(TARGET).expect("plan")
+        });
     }
 }

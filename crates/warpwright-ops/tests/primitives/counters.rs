@@ -18,6 +18,7 @@ use warpwright_ops::causal_conv1d::{
 };
 use warpwright_ops::conv::{Axis, Conv, ConvBackwardDesc, ConvDesc};
 use warpwright_ops::cross_entropy::{CrossEntropyBackwardDesc, CrossEntropyDesc, Reduction};
+use warpwright_ops::elementwise::{ElementwiseDesc, Expr, InputDesc};
 use warpwright_ops::gemm::GemmDesc;
 use warpwright_ops::group_norm::{GroupNormBackwardDesc, GroupNormDesc, GroupShape};
 use warpwright_ops::grouped_gemm::GroupedGemmDesc;
@@ -25,7 +26,7 @@ use warpwright_ops::layer_norm::{RowNorm, RowNormBackwardDesc, RowNormDesc};
 use warpwright_ops::local_response_norm::{
     Coefficients, LocalResponseNormBackwardDesc, LocalResponseNormDesc,
 };
-use warpwright_ops::plan::{Access, Layout as Layout4};
+use warpwright_ops::plan::{Access, Layout as Layout4, View};
 use warpwright_ops::pool::{
     Argmax, AvgPoolBackwardDesc, AvgPoolDesc, Divisor, MaxPoolBackwardDesc, MaxPoolDesc, Pool,
     SlidingWindows, Windows,
@@ -56,8 +57,9 @@ const ROW: usize = 4096;
 /// Searches codes in a table of global memory, lane by lane, which stays in the caches. Attention writes 16 bytes of eight rows
 /// at a time, as the accumulators of tensor cores lie, and reads the sums of the queries of a tile in pairs. The indices of a vector of
 /// maxima are twice its bytes or more, which a thread writes and reads 16 at a time; neighbouring cells have windows in common. Steps of
-/// a convolution read the taps of neighbouring channels, which lie one after the other, for a few elements of each.
-const GATHERS: [&str; 10] = [
+/// a convolution read the taps of neighbouring channels, which lie one after the other, for a few elements of each. The seed of dropout
+/// has 64 bits and is the same for all lanes, which counts once for each half of a warp.
+const GATHERS: [&str; 13] = [
     "quantize_nested forward",
     "attention forward",
     "attention backward",
@@ -68,6 +70,9 @@ const GATHERS: [&str; 10] = [
     "causal_conv1d_update forward",
     "resize forward",
     "resize backward",
+    "dropout forward",
+    "dropout backward",
+    "dropout_add forward",
 ];
 
 /// Products of transposed matrices of few columns, whose small tiles meet some banks twice.
@@ -181,6 +186,7 @@ fn every_primitive() -> Vec<(String, Counters)> {
     add(forward.op(), "forward", count(&forward));
     let backward = ConvBackwardDesc { conv, dx: true, dweight: true, dbias: true };
     add(forward.op(), "backward", count(&backward.plan(TARGET).expect("plan")));
+    elementwise(&mut add);
     pooling(&mut add);
     let (input, output) = ([1, 16, 16], [1, 32, 32]);
     let (layout, batch, channels, mode) = (Layout::ChannelsLast, 2, 32, Mode::Linear);
@@ -279,6 +285,30 @@ fn attention(add: &mut dyn FnMut(&str, &str, Counters)) {
     let decode = AttentionDesc { dtype: DType::BF16, q, k, v: k, o: q, options: AttentionOptions::default() };
     let plan = decode.plan(TARGET).expect("plan");
     add(plan.op(), "decode", count(&plan));
+}
+
+/// A row for all rows, which is read as often as there are rows; dropout in both directions is one kernel.
+fn elementwise(add: &mut dyn FnMut(&str, &str, Counters)) {
+    let [x, y] = Expr::inputs();
+    let shape = [16, LEN / 16];
+    let of = |output: Expr, inputs: &[&[usize]]| {
+        let input =
+            |shape: &&[usize]| InputDesc { dtype: DTYPE, view: View::contiguous(shape).expect("rank") };
+        let desc = ElementwiseDesc {
+            dropout: output.has_dropout().then_some(Real::new(0.5)),
+            outputs: vec![output],
+            dtypes: vec![DTYPE],
+            shape: shape.to_vec(),
+            inputs: inputs.iter().map(input).collect(),
+            scalars: Vec::new(),
+        };
+        count(&desc.plan(TARGET).expect("plan"))
+    };
+    add("elementwise", "forward", of((&x + &y).silu(), &[&shape, &shape[1..]]));
+    for direction in ["forward", "backward"] {
+        add("dropout", direction, of(x.dropout(), &[&shape]));
+    }
+    add("dropout_add", "forward", of(x.dropout() + y, &[&shape, &shape]));
 }
 
 /// Windows of 3 at every other cell, means side by side, and windows of two sizes; channels last.

@@ -9,6 +9,7 @@ mod causal_conv1d;
 mod conv;
 mod counters;
 mod cuda;
+mod elementwise;
 mod emulator;
 mod gemm;
 mod gemm_f32;
