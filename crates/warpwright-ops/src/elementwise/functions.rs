@@ -36,7 +36,7 @@ fn launch(
     };
     let desc = ElementwiseDesc {
         outputs: exprs.to_vec(),
-        dtypes: outputs.iter().map(|y| y.dtype()).collect(),
+        dtypes: outputs.iter().map(TensorMut::dtype).collect(),
         shape: outputs.first().map_or(Vec::new(), |y| y.shape().to_vec()),
         inputs: inputs.iter().map(of).collect::<Result<_, _>>()?,
         scalars: scalars.iter().copied().map(Real::new).collect(),

@@ -6,7 +6,7 @@ use warpwright_ops::activation::{
 };
 use warpwright_ops::cast::CastDesc;
 use warpwright_ops::elementwise::{ElementwiseDesc, Expr, InputDesc};
-use warpwright_ops::plan::{Real, View};
+use warpwright_ops::plan::View;
 use warpwright_ops::quantize::{DequantizeDesc, NibbleOrder, QuantizeDesc, Scheme};
 use warpwright_ops::quantize8::{Dequantize8Desc, Format, Problem, Quantize8Desc, Scaling};
 use warpwright_ptx::DType;
@@ -108,22 +108,24 @@ fn shifted_bounds_of_expressions_are_noticed() {
     let [x, y] = Expr::inputs();
     let input = |dtype, shape: &[usize]| InputDesc { dtype, view: View::contiguous(shape).expect("rank") };
     for dtype in [DType::BF16, DType::F64] {
-        check(&ELEMENTWISE, |len| {
-            let outputs = vec![(&x + &y).dropout(), x.maximum(&y)];
+        // One element beside one is no broadcast.
+        check(&ELEMENTWISE[1..], |len| {
+            let outputs = vec![&x + &y, x.maximum(&y)];
             let desc = ElementwiseDesc {
                 outputs,
                 dtypes: vec![dtype; 2],
                 shape: vec![len],
                 inputs: vec![input(dtype, &[len]), input(dtype, &[1])],
                 scalars: Vec::new(),
-                dropout: Some(Real::new(0.25)),
+                // A shifted threshold would drop one more of 2^32 elements.
+                dropout: None,
             };
             desc.plan(TARGET).expect("plan")
         });
     }
     // Rows of vectors and of single elements.
     for columns in [8, 7] {
-        check(&[1, 31, 32, 33, 255, 256, 257, 292, 293], |rows| {
+        check(&[31, 32, 33, 255, 256, 257, 292, 293], |rows| {
             let desc = ElementwiseDesc {
                 outputs: vec![&x + &y],
                 dtypes: vec![DType::BF16],
