@@ -25,13 +25,7 @@ sys.path.insert(0, str(HERE))
 
 from comparison import charts, suites  # noqa: E402
 from comparison.lab import Fake, Gpu, Result, compile_as_here  # noqa: E402
-
-def commit() -> str:
-    try:
-        command = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return ""
+from comparison.sources import commit  # noqa: E402
 
 
 def row(case: suites.Case, result: Result, lab: Any, named: str) -> dict[str, Any] | None:

@@ -101,6 +101,27 @@ def compile_as_here() -> None:
     torch._functorch.config.donated_buffer = False
 
 
+PACKAGES = ("warpwright", "torch", "triton", "bitsandbytes", "liger_kernel", "quack-kernels", "nvidia-cudnn-frontend")
+
+
+def about(packages: Sequence[str] = PACKAGES) -> dict[str, Any]:
+    """The GPU, its driver, and the versions of what runs on it."""
+    import torch
+
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        driver = "unknown"
+    versions = {"cudnn": str(torch.backends.cudnn.version())}
+    for package in packages:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {"gpu": torch.cuda.get_device_name(), "driver": driver, "versions": versions}
+
+
 class Gpu:
     """One GPU through PyTorch.
 
@@ -113,18 +134,8 @@ class Gpu:
 
         compile_as_here()
         self.torch, self.repeats, self.compile_others, self.who = torch, repeats, compile_others, who
-        self.gpu = torch.cuda.get_device_name()
-        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        try:
-            self.driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
-        except (OSError, subprocess.CalledProcessError, IndexError):
-            self.driver = "unknown"
-        self.versions = {"cudnn": str(torch.backends.cudnn.version())}
-        for package in ("warpwright", "torch", "triton", "bitsandbytes", "liger_kernel", "quack-kernels", "nvidia-cudnn-frontend"):
-            try:
-                self.versions[package] = importlib.metadata.version(package)
-            except importlib.metadata.PackageNotFoundError:
-                continue
+        found = about()
+        self.gpu, self.driver, self.versions = found["gpu"], found["driver"], found["versions"]
         self.write = torch.empty(FLUSH_BYTES // 4, device="cuda", dtype=torch.int32)
         self.read = torch.randn(FLUSH_BYTES // 4, device="cuda")
         self.bandwidth = self._ceiling()

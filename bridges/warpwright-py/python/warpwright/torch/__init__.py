@@ -43,6 +43,7 @@ from ._operators import (
     swiglu,
     tanh,
 )
+from ._patch import Patched, patch
 from ._pool import (
     adaptive_avg_pool1d,
     adaptive_avg_pool2d,
@@ -63,6 +64,7 @@ from ._rows import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from ._softmax import log_softmax, softmax
 
 __all__ = [
+    "Patched",
     "adaptive_avg_pool1d",
     "adaptive_avg_pool2d",
     "adaptive_avg_pool3d",
@@ -114,6 +116,7 @@ __all__ = [
     "max_pool2d",
     "max_pool3d",
     "nn",
+    "patch",
     "quantize_fp4",
     "quantize_int4",
     "quantize_int4_asymmetric",

@@ -2,6 +2,7 @@
 
 from typing import Any, Callable, Optional, Sequence, Tuple, Union
 
+import torch
 from torch import Tensor
 
 from .. import _native
@@ -129,11 +130,17 @@ def _alike(*tensors: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
     return wide(*tensors) if len({t.dtype for t in tensors if t is not None}) > 1 else tensors
 
 
+def _rms_eps(x: Tensor, eps: Optional[float]) -> float:
+    """What PyTorch takes for None: the machine epsilon of the type that it computes in, which is 32 bits for 16."""
+    return torch.finfo(torch.float64 if x.dtype == torch.float64 else torch.float32).eps if eps is None else eps
+
+
 def rms_norm(
     x: Tensor, normalized_shape: Shape, weight: Optional[Tensor] = None, eps: Optional[float] = None
 ) -> Tensor:
-    """`torch.nn.functional.rms_norm`. Differentiable in x and weight."""
-    return _rms_norm(*_alike(x, weight), _shape(normalized_shape), eps)
+    """`torch.nn.functional.rms_norm`. eps: None is the machine epsilon of the type that is computed in, float32 or float64. Differentiable in
+    x and weight."""
+    return _rms_norm(*_alike(x, weight), _shape(normalized_shape), _rms_eps(x, eps))
 
 
 def add_rms_norm(
@@ -144,4 +151,4 @@ def add_rms_norm(
     eps: Optional[float] = None,
 ) -> Tuple[Tensor, Tensor]:
     """`rms_norm(x + residual)` and the sum, in one pass. Differentiable in all three."""
-    return _add_rms_norm(*_alike(x, residual, weight), _shape(normalized_shape), eps)
+    return _add_rms_norm(*_alike(x, residual, weight), _shape(normalized_shape), _rms_eps(x, eps))

@@ -1,0 +1,322 @@
+#!/usr/bin/env python3
+"""Times whole models with PyTorch's operators and with ours (`warpwright.torch.patch`), on one GPU: eager, compiled and as CUDA graphs.
+
+    python3 bench/models.py --out bench/data/models/NAME.jsonl [--models llama,unet] [--variants eager,patched] [--seconds 1]
+
+A step is the forward and the backward pass, or the forward pass alone of models that are named so. Wall milliseconds are a median over blocks
+of steps that the host runs ahead in. Errors are norm-wise against a step of PyTorch in f32 with the same weights: of the result, and of all gradients
+together. A profile names the kernels above 2 % of the device's time that are not ours. A variant that fails has a line that says why; what breaks the
+GPU's context or the process costs the rest of its model alone. Libraries that are missing leave their models out. --tiny runs small models on
+the CPU, ours in the emulator, to see that everything works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import gc
+import json
+import re
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from comparison.contender import installed  # noqa: E402
+from comparison.lab import PACKAGES, about  # noqa: E402
+from comparison.sources import commit  # noqa: E402
+from comparison.zoo import MODELS, Model  # noqa: E402
+
+# What is put together: whether ours is in it, with which options, and what the step is made into.
+VARIANTS: dict[str, tuple[dict[str, Any] | None, str]] = {
+    "eager": (None, ""),
+    "patched": ({}, ""),
+    "everything": ({"enable": "everything"}, ""),
+    "graphs": (None, "graph"),
+    "patched+graphs": ({}, "graph"),
+    "compile": (None, "compile"),
+    "patched+compile": ({}, "compile"),
+}
+USUAL = ["eager", "patched", "graphs", "patched+graphs"]
+LIBRARIES = ("transformers", "timm", "torchvision")
+STEPS = 3
+SHOWN = 0.02
+# Kernels of ours have plain names; those of others say where they are from.
+OTHERS = re.compile(r"::|^void |[ <(]|^(triton|cutlass|cudnn|nvjet|sm\d+_|ampere|volta|turing|hopper|gemm[SKv]|Mem|fmha|flash|.*_kernel$)")
+
+
+class Step:
+    """A step of a model in a variant. Calling it runs it; result and gradients are those of the last call."""
+
+    def __init__(self, model: Model, module: Any, inputs: dict[str, Any]) -> None:
+        self.model, self.module, self.inputs, self.called = model, module, inputs, module
+        self.result: Any = None
+
+    def __call__(self) -> None:
+        import torch
+
+        for parameter in self.module.parameters():
+            parameter.grad = None
+        with torch.set_grad_enabled(self.model.training):
+            result, loss = self.model.loss(self.called, self.inputs)
+        if self.model.training:
+            loss.backward()
+        self.result = result.detach()
+
+    def gradients(self) -> list[Any]:
+        return [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
+
+
+def made(model: Model, tiny: bool, device: str, exact: bool) -> Step:
+    """A step as PyTorch has it; exact: of the reference. Weights and inputs are always the same."""
+    import torch
+
+    torch.manual_seed(7)
+    module, inputs = model.make(tiny)
+    form = {"memory_format": torch.channels_last} if model.channels_last else {}
+    dtype = torch.float32 if exact else model.dtype
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = model.factors == "tf32" and not exact
+    module.train(model.training).to(device=device, dtype=dtype, **form)
+    for name, value in inputs.items():
+        value = value.to(device)
+        if value.is_floating_point():
+            value = value.to(dtype)
+        inputs[name] = value.contiguous(memory_format=torch.channels_last) if form and value.dim() == 4 else value
+    return Step(model, module, inputs)
+
+
+def captured(step: Step) -> Callable[[], None]:
+    """The step as a CUDA graph."""
+    import torch
+
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(STEPS):
+            step()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def distance(found: list[Any], wanted: list[Any]) -> float:
+    above = sum(float((f.double() - w.double().to(f.device)).square().sum()) for f, w in zip(found, wanted))
+    below = sum(float(w.double().square().sum()) for w in wanted)
+    return (above / below) ** 0.5 if below else above**0.5
+
+
+def milliseconds(run: Callable[[], None], wait: Callable[[], None], seconds: float, steps: int) -> tuple[float, float]:
+    """Median and interquartile range of a step, of blocks of so many."""
+    times: list[float] = []
+    began = time.perf_counter()
+    while len(times) < 1 + steps or time.perf_counter() - began < seconds:
+        start = time.perf_counter()
+        for _ in range(steps):
+            run()
+        wait()
+        times.append((time.perf_counter() - start) / steps * 1e3)
+    low, _, high = statistics.quantiles(times, n=4)
+    return statistics.median(times), high - low
+
+
+def profile(run: Callable[[], None], wait: Callable[[], None]) -> dict[str, Any]:
+    """The device's milliseconds of a step, the part that is ours, and others' kernels above 2 % of them, with their parts and launches."""
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiler
+
+    with profiler(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        run()
+        wait()
+    spent: dict[str, list[float]] = {}
+    for event in seen.events():
+        if event.device_type == DeviceType.CUDA and not getattr(event, "is_user_annotation", False):
+            one = spent.setdefault(event.name, [0.0, 0])
+            one[0] += event.time_range.elapsed_us()
+            one[1] += 1
+    total = sum(us for us, _ in spent.values()) or 1.0
+    others = {name: one for name, one in spent.items() if OTHERS.search(name)}
+    top = sorted(others.items(), key=lambda item: -item[1][0])
+    return {
+        "device_ms": total / 1e3,
+        "ours_part": 1 - sum(us for us, _ in others.values()) / total,
+        "kernels": int(sum(count for _, count in spent.values())),
+        "others": [[name[:120], us / total, count] for name, (us, count) in top if us > SHOWN * total],
+    }
+
+
+def everything() -> list[str]:
+    from warpwright.torch._patch import KINDS
+
+    return list(KINDS)
+
+
+def run_variant(model: Model, variant: str, reference: Any, args: argparse.Namespace) -> dict[str, Any]:
+    """The numbers of a variant."""
+    import torch
+
+    gpu = not args.tiny
+    wait = torch.cuda.synchronize if gpu else lambda: None
+    ours, form = VARIANTS[variant]
+    if gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    step = made(model, args.tiny, args.device, exact=False)
+    row: dict[str, Any] = {}
+    if ours is not None:
+        import warpwright.torch as wt
+
+        options = ours | ({"enable": everything()} if ours else {})
+        patched = wt.patch(step.module, emulator=not gpu, **options)
+        row["replaced"] = f"{len(patched.replaced)} of {len(patched.entries)}"
+    if form == "compile":
+        torch._dynamo.reset()
+        step.called = torch.compile(step.module, backend="inductor" if gpu else "aot_eager")
+    began = time.perf_counter()
+    run = captured(step) if form == "graph" and gpu else step
+    for _ in range(1 if args.tiny else 2):
+        run()
+    wait()
+    row["first_s"] = time.perf_counter() - began
+    row["error"] = distance([step.result], reference[:1])
+    row["gradient_error"] = distance(step.gradients(), reference[1:]) if model.training else None
+    if ours is not None and not form:
+        row["left"] = patched.left()
+    row["ms"], row["spread_ms"] = milliseconds(run, wait, args.seconds, 1 if args.tiny else STEPS)
+    if gpu:
+        row["peak_mb"] = torch.cuda.max_memory_allocated() / 2**20
+        if variant in args.profile:
+            row["profile"] = profile(run, wait)
+    return row
+
+
+def run_model(model: Model, args: argparse.Namespace, write: Callable[[dict[str, Any]], None]) -> None:
+    """A line for each variant."""
+    import torch
+
+    step = made(model, args.tiny, args.device, exact=True)
+    step()
+    reference = [t.clone() for t in (step.result, *step.gradients())]
+    del step
+    for variant in args.variants:
+        head = {"model": model.name, "dtype": model.factors, "training": model.training, "variant": variant}
+        try:
+            write(head | run_variant(model, variant, reference, args))
+        except Exception as e:  # One that fails says so, and the others go on.
+            lines = str(e).splitlines() or [""]
+            write(head | {"failed": f"{type(e).__name__}: {lines[0][:300]}"})
+            del e
+        gc.collect()
+        if not args.tiny:
+            # A context that is broken raises an error here, and the process ends.
+            torch.cuda.synchronize()
+
+
+def shown(row: dict[str, Any]) -> str:
+    head = f"{row['model']:<38}{row['dtype']:<6}{row['variant']:<17}"
+    if "failed" in row:
+        return f"{head}failed: {row['failed'][:120]}"
+    gradients = "-" if row["gradient_error"] is None else f"{row['gradient_error']:.1e}"
+    text = f"{head}{row['ms']:>9.2f}{row.get('peak_mb', 0):>9.0f}{row['error']:>9.1e}{gradients:>9}  {row.get('replaced', '')}"
+    for name, part, count in row.get("profile", {}).get("others", ()):
+        text += f"\n      {part:6.1%} {count:>4} x {name}"
+    return text
+
+
+def work(args: argparse.Namespace) -> None:
+    """Runs models, each line of JSON on the standard output."""
+    lab = about((*PACKAGES, *LIBRARIES)) if not args.tiny else {"gpu": "CPU", "driver": "", "versions": {}}
+    made_by = {**lab, "commit": args.commit, "date": datetime.date.today().isoformat()}
+
+    def write(row: dict[str, Any]) -> None:
+        print("\x1e" + json.dumps(row | made_by), flush=True)
+
+    for at in args.worker.split(","):
+        print(f"\x1dbegins {at}", flush=True)
+        try:
+            run_model(MODELS[int(at)], args, write)
+        except Exception as e:
+            write({"model": MODELS[int(at)].name, "dtype": MODELS[int(at)].factors, "variant": "-", "failed": f"{type(e).__name__}: {str(e)[:300]}"})
+            if not args.tiny:
+                import torch
+
+                torch.cuda.synchronize()
+
+
+def in_processes(chosen: list[int], args: argparse.Namespace, take: Callable[[dict[str, Any]], None]) -> None:
+    """Runs models in a process of their own, and those that are left in another one if it dies."""
+    while chosen:
+        command = [sys.executable, __file__, "--worker", ",".join(map(str, chosen)), "--variants", ",".join(args.variants)]
+        command += ["--seconds", str(args.seconds), "--profile", ",".join(args.profile), "--commit", args.commit, "--device", args.device]
+        process = subprocess.Popen(command + (["--tiny"] if args.tiny else []), stdout=subprocess.PIPE, text=True)
+        at = chosen[0]
+        for line in process.stdout or ():
+            if line.startswith("\x1dbegins "):
+                at = int(line.split()[1])
+            elif line.startswith("\x1e"):
+                take(json.loads(line[1:]))
+        if process.wait() == 0:
+            return
+        take({"model": MODELS[at].name, "dtype": MODELS[at].factors, "variant": "-", "failed": f"the process ended with {process.returncode}"})
+        chosen = chosen[chosen.index(at) + 1 :]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    split = lambda text: [part.strip() for part in text.split(",") if part.strip()]  # noqa: E731
+    parser.add_argument("--models", type=lambda text: [part.strip() for part in text.split(";") if part.strip()], default=[],
+                        help="only those whose names begin so, with ; between them")
+    parser.add_argument("--variants", type=split, default=USUAL, help=f"of {', '.join(VARIANTS)}; by default {', '.join(USUAL)}")
+    parser.add_argument("--seconds", type=float, default=1.0, help="how long each variant is measured")
+    parser.add_argument("--profile", type=split, default=["eager", "patched"], help="variants whose kernels are listed")
+    parser.add_argument("--out", type=Path, help="write JSON lines here")
+    parser.add_argument("--commit", default=None, help="what to record; by default git's HEAD")
+    parser.add_argument("--device", default="cuda", help="where to run")
+    parser.add_argument("--list", action="store_true", help="name the models and variants")
+    parser.add_argument("--tiny", action="store_true", help="small models on the CPU")
+    parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    args.device = "cpu" if args.tiny else args.device
+    args.commit = commit() if args.commit is None else args.commit
+    for variant in (*args.variants, *args.profile):
+        if variant not in VARIANTS:
+            parser.error(f"variant {variant!r}, expected one of {', '.join(VARIANTS)}")
+    if args.worker:
+        work(args)
+        return 0
+    if args.list:
+        print("\n".join(f"{m.name} ({m.factors}{'' if m.training else ', forward'})" for m in MODELS) + f"\nvariants: {', '.join(VARIANTS)}")
+        return 0
+    named = [i for i, m in enumerate(MODELS) if not args.models or any(m.name.startswith(name) for name in args.models)]
+    if not named:
+        parser.error(f"no model begins with {' or '.join(args.models)}; --list names them")
+    for i in named:
+        if not installed(MODELS[i].needs):
+            print(f"{MODELS[i].name}: left out, {MODELS[i].needs} is not installed", flush=True)
+    rows: list[dict[str, Any]] = []
+    out = open(args.out, "w", encoding="utf-8") if args.out else None
+
+    def take(row: dict[str, Any]) -> None:
+        rows.append(row)
+        print(shown(row), flush=True)
+        if out:
+            # Line by line: a run that is cut off keeps what it has.
+            out.write(json.dumps(row) + "\n")
+            out.flush()
+
+    print(f"{'model':<38}{'dtype':<6}{'variant':<17}{'ms':>9}{'peak MB':>9}{'error':>9}{'grad':>9}  replaced", flush=True)
+    in_processes([i for i in named if installed(MODELS[i].needs)], args, take)
+    if out:
+        out.close()
+    return 1 if any("failed" in row for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,266 @@
+"""`patch`: what a model computes with PyTorch, computed with our operators."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Callable, Collection, Dict, List, Optional, Set, Tuple
+
+import torch
+
+from .._errors import ArgumentError, ParameterError
+from . import _patch_libraries as libraries
+from ._patch_modules import RECIPES, Recipe, Replaced, Replacement, base_of, recipe_of, replaced_class
+
+KINDS = tuple(sorted({recipe.kind for recipe in RECIPES.values()} | {"attention"}))
+
+
+@dataclass
+class Entry:
+    """A line of the report. `why`: a reason to leave the module alone; a replacement has none."""
+
+    name: str
+    cls: str
+    kind: str
+    why: Optional[str] = None
+    replacement: Optional[Replacement] = None
+
+
+class Patched:
+    """What `patch` did to a model. A context manager: at its end the model is as before."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model
+        self.entries: List[Entry] = []
+        # What puts each thing back.
+        self._back: List[Callable[[], None]] = []
+
+    def __enter__(self) -> "Patched":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.undo()
+
+    def undo(self) -> None:
+        """Puts back what the model had. A second time it does nothing. Copies of the model stay as they are."""
+        while self._back:
+            self._back.pop()()
+
+    @property
+    def replaced(self) -> List[Entry]:
+        """The lines of what was replaced."""
+        return [entry for entry in self.entries if entry.why is None]
+
+    def report(self) -> str:
+        """A table of the modules that there are operators for: the name, the class, what became of it and why, and the calls so far, with
+        those that PyTorch had and the reason. Calls in compiled code and in CUDA graphs are not counted."""
+        if not self.entries:
+            return f"{type(self.model).__name__}: nothing to replace"
+        head = [("module", "class", "replaced by", "calls", "left to PyTorch")]
+        lines = head + [self._line(entry) for entry in self.entries]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(head[0]) - 1)]
+        table = ["  ".join([*(cell.ljust(w) for cell, w in zip(line, widths)), line[-1]]).rstrip() for line in lines]
+        counts = Counter(entry.kind for entry in self.replaced)
+        named = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())) or "nothing"
+        return "\n".join([*table, "", f"{len(self.replaced)} of {len(self.entries)} replaced: {named}"])
+
+    def left(self) -> Dict[str, int]:
+        """How many calls PyTorch had so far, by the reason."""
+        found: Counter = Counter()
+        for entry in self.replaced:
+            found.update(entry.replacement.left if entry.replacement else {})
+        return dict(found)
+
+    @staticmethod
+    def _line(entry: Entry) -> Tuple[str, ...]:
+        if entry.replacement is None:
+            return entry.name, entry.cls, "-", "", entry.why or ""
+        left = "; ".join(f"{count} calls: {why}" for why, count in entry.replacement.left.items())
+        return entry.name, entry.cls, entry.kind, str(entry.replacement.ran), left
+
+    def __repr__(self) -> str:
+        return f"<Patched {type(self.model).__name__}: {len(self.replaced)} of {len(self.entries)} replaced>"
+
+
+def _known_classes(model: torch.nn.Module) -> Set[str]:
+    names = {cls.__name__ for cls in RECIPES}
+    return names | {cls.__name__ for module in model.modules() for cls in type(module).__mro__}
+
+
+def _names(model: torch.nn.Module, argument: str, value: Collection[str]) -> Set[str]:
+    if isinstance(value, str) or not all(isinstance(name, str) for name in value):
+        raise ArgumentError(
+            f"patch: {argument} is {value!r}, expected a set of names", op="patch", argument=argument, expected="a set of names", got=value
+        )
+    for name in value:
+        if name not in KINDS and name not in _known_classes(model):
+            expected = ", ".join(KINDS)
+            raise ParameterError(
+                f"patch: {argument} has {name!r}, expected kinds ({expected}) or classes of modules of the model",
+                op="patch",
+                argument=argument,
+                expected=KINDS,
+                got=name,
+            )
+    return set(value)
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """The options of `patch`."""
+
+    enable: Set[str]
+    disable: Set[str]
+    strict: bool
+    emulator: bool
+
+    def names(self, names: Set[str], cls: type, kind: str) -> bool:
+        return kind in names or cls.__name__ in names
+
+    def replacement(self, cls: type, kind: str) -> Replacement:
+        return Replacement(kind, self.emulator, self.strict, self.names(self.enable, cls, kind))
+
+
+def _own_method(module: Any, recipe: Recipe) -> Optional[str]:
+    for name in ("forward", recipe.method):
+        if name in module.__dict__:
+            return f"{name} was put on the module itself"
+    return None
+
+
+def _replace(patched: Patched, name: str, module: Any, choice: _Choice) -> None:
+    cls = type(module)
+    if isinstance(module, Replaced):
+        patched.entries.append(Entry(name, cls.__name__, cls._recipe.kind, "replaced already"))
+        return
+    recipe = recipe_of(cls)
+    if recipe is None:
+        base = base_of(cls)
+        if base is not None:
+            why = f"has a forward of its own, not that of {base.__name__}"
+            patched.entries.append(Entry(name, cls.__name__, RECIPES[base].kind, why))
+        return
+    why = _own_method(module, recipe) or recipe.fits(module)
+    if choice.names(choice.disable, cls, recipe.kind):
+        why = "disabled"
+    elif why is None and not choice.names(choice.enable, cls, recipe.kind):
+        why = recipe.rule.module(module)
+    if why is not None:
+        patched.entries.append(Entry(name, cls.__name__, recipe.kind, why))
+        return
+    ours = replaced_class(cls, recipe)
+    replacement = choice.replacement(cls, recipe.kind)
+    module.__class__ = ours
+    module._warpwright = replacement
+    patched.entries.append(Entry(name, cls.__name__, recipe.kind, replacement=replacement))
+
+    def back() -> None:
+        if type(module) is not ours:
+            raise ArgumentError(
+                f"patch: {name or 'the model'} was given the class {type(module).__name__} since: take that back first",
+                op="patch",
+                argument="model",
+                expected=ours.__name__,
+                got=type(module).__name__,
+            )
+        module.__class__ = cls
+        del module._warpwright
+
+    patched._back.append(back)
+
+
+def _replace_attention(patched: Patched, choice: _Choice) -> None:
+    """Attention and losses of models of transformers."""
+    found = libraries.models(patched.model)
+    if found and not libraries.register_attention():
+        return
+    configs: Dict[int, Any] = {}
+    for name, model in found:
+        cls = type(model)
+        before = getattr(model.config, "_attn_implementation", None)
+        if before == libraries.NAME or id(model.config) in configs:
+            continue
+        configs[id(model.config)] = model.config
+        why = None
+        if choice.names(choice.disable, cls, "attention"):
+            why = "disabled"
+        elif before not in ("sdpa", "eager", None):
+            why = f"attention is {before!r}, which was asked for"
+        elif not getattr(cls, "_supports_sdpa", False) or not cls._can_set_attn_implementation():
+            why = "has attention of its own"
+        if why is not None:
+            patched.entries.append(Entry(name, cls.__name__, "attention", why))
+            continue
+        replacement = choice.replacement(cls, "attention")
+        _set_attention(patched, model, replacement, before)
+        patched.entries.append(Entry(name, cls.__name__, "attention", replacement=replacement))
+
+
+def _set_attention(patched: Patched, model: Any, replacement: Replacement, before: Any) -> None:
+    config = model.config
+    attending = [m for m in model.modules() if getattr(m, "config", None) is config and "_warpwright_attention" not in m.__dict__]
+    config._attn_implementation_internal = libraries.NAME
+    for module in attending:
+        module._warpwright_attention = replacement
+
+    def back() -> None:
+        config._attn_implementation_internal = before
+        for module in attending:
+            del module._warpwright_attention
+
+    patched._back.append(back)
+
+
+def _replace_losses(patched: Patched, choice: _Choice) -> None:
+    for name, model in libraries.models(patched.model):
+        theirs = getattr(model, "loss_function", None) if getattr(model, "loss_type", None) == "ForCausalLM" else None
+        if theirs is None or isinstance(theirs, libraries.CausalLoss):
+            continue
+        cls = type(model)
+        if "_loss_function" in model.__dict__:
+            patched.entries.append(Entry(name, cls.__name__, "cross_entropy", "has a loss function of its own"))
+            continue
+        if choice.names(choice.disable, cls, "cross_entropy"):
+            patched.entries.append(Entry(name, cls.__name__, "cross_entropy", "disabled"))
+            continue
+        replacement = choice.replacement(cls, "cross_entropy")
+        model._loss_function = libraries.CausalLoss(replacement, theirs)
+        patched._back.append(lambda model=model: model.__dict__.pop("_loss_function"))
+        patched.entries.append(Entry(name, cls.__name__, "cross_entropy", replacement=replacement))
+
+
+def patch(
+    model: torch.nn.Module,
+    *,
+    enable: Collection[str] = (),
+    disable: Collection[str] = (),
+    strict: bool = False,
+    emulator: bool = False,
+) -> Patched:
+    """Has a model computed with our operators, in place, wherever they are faster: modules of `torch.nn`, norms, activations, attention
+    and losses of transformers, and pairs of operations that blocks of libraries have one behind the other.
+
+    Parameters, buffers, `state_dict`, hooks, flags and `isinstance` stay as they are; `type(module)` becomes a class derived from the one
+    that was there. A module that has a forward of its own is left alone. A call that our operator does not take is PyTorch's: tensors on the
+    CPU, types that are none of float32, float64, float16 and bfloat16, options without a counterpart.
+
+    enable: kinds or classes that are to be replaced where they are slower, too. disable: kinds or classes to leave. Kinds are those of
+    `Patched.report()`. strict: what our operator refuses is an error. emulator: tensors on the CPU go to the emulator, which is for tests.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise ArgumentError(
+            f"patch: model is a {type(model).__name__}, expected a torch.nn.Module",
+            op="patch",
+            argument="model",
+            expected="torch.nn.Module",
+            got=type(model).__name__,
+        )
+    choice = _Choice(_names(model, "enable", enable), _names(model, "disable", disable), strict, emulator)
+    patched = Patched(model)
+    try:
+        for name, module in list(model.named_modules()):
+            _replace(patched, name, module, choice)
+        _replace_attention(patched, choice)
+        _replace_losses(patched, choice)
+    except BaseException:
+        patched.undo()
+        raise
+    return patched

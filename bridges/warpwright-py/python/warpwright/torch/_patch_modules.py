@@ -1,0 +1,226 @@
+"""How modules of PyTorch's classes compute with our operators; `warpwright.torch.patch` is for users.
+
+A module that is replaced stays the object that it is and gets another class: one derived from its own, so that parameters, buffers,
+hooks, flags and `isinstance` are as before, `copy.deepcopy` and `pickle` know what to do, and a compiler sees an ordinary module. (A
+function put on the instance would be found by none of the last three.) It is what `torch.nn.utils.parametrize` and FSDP do.
+"""
+
+import functools
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, Optional, Tuple, Type
+
+import torch
+from torch import Tensor
+
+from .._errors import DeviceError, DtypeError, Error, KernelError, OutOfMemoryError
+from . import nn
+from ._patch_rules import RULES, Rule
+from ._registry import is_compiling
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+# What an operator says to arguments that it does not take; anything else is a failure.
+_REFUSALS = (Error, ValueError, TypeError, NotImplementedError)
+_FAILURES = (KernelError, OutOfMemoryError)
+
+
+@dataclass
+class Replacement:
+    """How a module is to be run, and what its calls came to. `left` counts calls by the reason for which PyTorch had them."""
+
+    kind: str
+    emulator: bool = False
+    strict: bool = False
+    forced: bool = False
+    ran: int = 0
+    left: Dict[str, int] = field(default_factory=dict)
+
+    def refusal(self, module: Any, x: Any, rule: Optional[Callable[[Any, Tensor], Optional[str]]]) -> Optional[str]:
+        """A reason to call PyTorch for an argument."""
+        if not isinstance(x, Tensor):
+            x = getattr(x, "data", x)
+        if not x.is_cuda and not (self.emulator and x.device.type == "cpu"):
+            if self.strict:
+                raise DeviceError(f"{self.kind}: the argument is on {x.device}, expected a GPU", op=self.kind, got=str(x.device))
+            return "not on a GPU"
+        if x.dtype not in FLOATS:
+            if self.strict:
+                raise DtypeError(f"{self.kind}: the argument is {x.dtype}, expected a float", op=self.kind, got=str(x.dtype))
+            return f"{str(x.dtype).split('.')[-1]} is not taken"
+        return rule(module, x) if rule is not None and not self.forced else None
+
+    def run(self, ours: Callable[..., Any], theirs: Callable[..., Any], module: Any, x: Any, rule: Any) -> Any:
+        """The result of one of two functions without arguments."""
+        why = self.refusal(module, x, rule)
+        if is_compiling():
+            # What is traced is counted nowhere, and its refusals come when it runs.
+            return ours() if why is None else theirs()
+        if why is None:
+            try:
+                found = ours()
+            except _REFUSALS as error:
+                if self.strict or isinstance(error, _FAILURES):
+                    raise
+                why = str(error)
+            else:
+                self.ran += 1
+                return found
+        self.left[why] = self.left.get(why, 0) + 1
+        return theirs()
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How modules of a class compute with our operators.
+
+    kind: as users name it. run(module, *arguments): what stands in for `method`. base: a class of ours that has further attributes
+    which `run` reads. fits(module): a reason why a module cannot be replaced. rule: where ours loses.
+    """
+
+    kind: str
+    run: Callable[..., Any]
+    method: str = "forward"
+    base: Optional[type] = None
+    fits: Callable[[Any], Optional[str]] = lambda module: None
+    rule: Rule = Rule()
+
+
+class Replaced:
+    """The first base of the classes that replaced modules have."""
+
+    _warpwright: Replacement
+    # The recipe, and the class that the module had.
+    _recipe: Recipe
+    _original: type
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        _, (_, *rest), *state = super().__reduce_ex__(protocol)
+        return _rebuilt, (self._original, self._recipe.kind, *rest), *state
+
+
+def _rebuilt(original: type, kind: str, *rest: Any) -> Any:
+    cls = replaced_class(original, recipe_of(original))
+    return cls.__new__(cls, *rest)
+
+
+@functools.lru_cache(maxsize=None)
+def replaced_class(original: type, recipe: Recipe) -> type:
+    """The class of modules of `original` that are replaced."""
+    theirs, ours, rule = getattr(original, recipe.method), recipe.run, recipe.rule.call
+
+    @functools.wraps(theirs)
+    def method(self: Any, *arguments: Any, **options: Any) -> Any:
+        x = arguments[0] if arguments else next(iter(options.values()))
+        return self._warpwright.run(
+            lambda: ours(self, *arguments, **options), lambda: theirs(self, *arguments, **options), self, x, rule
+        )
+
+    bases = (Replaced, original) if recipe.base is None else (Replaced, recipe.base, original)
+    if recipe.base is not None and issubclass(recipe.base, original):
+        bases = (Replaced, recipe.base)
+    # A representation of the model is as before.
+    return type(original.__name__, bases, {recipe.method: method, "_recipe": recipe, "_original": original})
+
+
+def _unlike(module: Any, x: Tensor) -> Optional[str]:
+    """A reason that the types of a norm's weight and its argument give."""
+    weight = module.weight
+    if weight is not None and weight.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
+        return f"{str(x.dtype).split('.')[-1]} with a weight of {str(weight.dtype).split('.')[-1]}"
+    return None
+
+
+def _in_place(module: Any) -> Optional[str]:
+    return "inplace=True: its argument may be read afterwards" if getattr(module, "inplace", False) else None
+
+
+def _batch_norm(module: Any, input: Tensor) -> Tensor:  # noqa: A002
+    module._check_input_dim(input)
+    counted = module.num_batches_tracked if module.training and module.track_running_stats else None
+    try:
+        return nn.BatchNorm1d.forward(module, input)
+    except _REFUSALS:
+        if counted is not None:
+            # PyTorch will count the batch.
+            counted.sub_(1)
+        raise
+
+
+class _Recurrent:
+    """Nets whose products are as exact as those of PyTorch's on a GPU are set to be."""
+
+    @property
+    def precision(self: Any) -> str:
+        weight = self._flat_weights[0]
+        if not weight.is_cuda or weight.dtype != torch.float32 or torch.is_autocast_enabled("cuda"):
+            return "full"
+        cudnn = torch.backends.cudnn
+        own = getattr(cudnn, "rnn", None)
+        allowed = cudnn.allow_tf32 if own is None else own.fp32_precision == "tf32"
+        return "tf32" if allowed else "full"
+
+    flatten_parameters = nn.LSTM.flatten_parameters
+    _cell, _check, _run, _packed = (nn.LSTM.__mro__[1].__dict__[name] for name in ("_cell", "_check", "_run", "_packed"))
+
+
+def _softplus(module: Any) -> Optional[str]:
+    return None if module.threshold * 1.0 >= 20 else f"threshold={module.threshold} is seen in the result"
+
+
+def _loss(module: Any) -> Optional[str]:
+    return None if module.weight is None else "weights of classes are not taken"
+
+
+def _of(name: str, kind: str, rule: Optional[str] = None, **options: Any) -> Tuple[type, Recipe]:
+    ours = getattr(nn, name)
+    method = options.pop("method", "forward")
+    run = options.pop("run", getattr(ours, method))
+    base = options.pop("base", ours)
+    rule_ = options.pop("own_rule", None) or RULES.get(rule or kind, Rule())
+    return getattr(torch.nn, name), Recipe(kind, run, method, base, rule=rule_, **options)
+
+
+def _each(names: str, kind: str, **options: Any) -> Any:
+    """Classes that differ in the number of dimensions."""
+    return [_of(f"{name}{dims}d", kind, **options) for name in names.split() for dims in (1, 2, 3)]
+
+
+_NORM = Rule(call=_unlike)
+RECIPES: Dict[type, Recipe] = dict(
+    [
+        *(_of(name, kind, own_rule=_NORM) for name, kind in (("LayerNorm", "layer_norm"), ("RMSNorm", "rms_norm"), ("GroupNorm", "group_norm"))),
+        *_each("BatchNorm", "batch_norm", run=_batch_norm),
+        *_each("InstanceNorm", "instance_norm", method="_apply_instance_norm"),
+        _of("LocalResponseNorm", "local_response_norm"),
+        *_each("Conv", "conv", method="_conv_forward"),
+        *_each("ConvTranspose", "conv_transpose"),
+        *_each("MaxPool AvgPool AdaptiveMaxPool", "pool"),
+        *_each("AdaptiveAvgPool", "pool", rule="adaptive_avg_pool"),
+        _of("Upsample", "resize"),
+        *(_of(name, "activation", fits=_in_place) for name in ("SiLU", "GELU")),
+        _of("Softplus", "activation", fits=_softplus),
+        *(_of(name, "activation", rule="simple_activation", fits=_in_place) for name in ("ReLU", "LeakyReLU", "Sigmoid", "Tanh")),
+        *(_of(name, "softmax") for name in ("Softmax", "Softmax2d", "LogSoftmax")),
+        *(_of(name, "recurrent", base=_Recurrent) for name in ("LSTM", "GRU", "RNN")),
+        *(_of(name, "recurrent_cell") for name in ("LSTMCell", "GRUCell", "RNNCell")),
+        _of("CrossEntropyLoss", "cross_entropy", fits=_loss),
+        _of("Linear", "linear"),
+    ]
+)
+# Further recipes, of classes of other libraries: find(cls) gives one or None.
+FINDERS: list = []
+
+
+def base_of(cls: Type[Any]) -> Optional[type]:
+    """The class of PyTorch that there is a recipe of, which a class is or derives from."""
+    return next((base for base in cls.__mro__ if base in RECIPES), None)
+
+
+def recipe_of(cls: Type[Any]) -> Optional[Recipe]:
+    """The recipe of a class; one that has a method of its own where the recipe puts one has none."""
+    base = base_of(cls)
+    if base is not None:
+        recipe = RECIPES[base]
+        same = all(getattr(cls, name) is getattr(base, name) for name in {"forward", recipe.method})
+        if same:
+            return recipe
+    return next(filter(None, (find(cls) for find in FINDERS)), None)

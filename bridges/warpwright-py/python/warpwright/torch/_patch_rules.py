@@ -1,0 +1,111 @@
+"""Where operators of ours lose against PyTorch's, so that `patch` leaves those of PyTorch in place unless they are asked for.
+
+From the tables of docs/performance/README.md, which are made of bench/data: the column *other / ours* of the operation and dtype that
+a rule names, against eager PyTorch, where it is below 1 or too near to it to pay for a change.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Optional
+
+import torch
+from torch import Tensor
+
+# A reason to leave what PyTorch has, or None.
+Reason = Optional[str]
+LOW = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """module(m): a reason that is known from a module, whatever its input. call(m, x): one of a single call."""
+
+    module: Callable[[Any], Reason] = lambda module: None
+    call: Optional[Callable[[Any, Tensor], Reason]] = None
+
+
+def used_dtype(x: Tensor) -> torch.dtype:
+    """The dtype that products have: that of autocast, where it is on."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else x.dtype
+
+
+def _even(*values: int) -> bool:
+    return all(value % 8 == 0 for value in values)
+
+
+def _conv_module(module: Any) -> Reason:
+    if 1 < module.groups < module.in_channels:
+        return "groups of several channels are faster in cuDNN"
+    return None
+
+
+def _conv_call(module: Any, x: Tensor) -> Reason:
+    if used_dtype(x) not in LOW:
+        return "convolutions of 32 and 64 bits are as fast in cuDNN"
+    weight = module.weight
+    ones = all(k == 1 for k in module.kernel_size)
+    if ones and x.dim() == 4 and weight.requires_grad and torch.is_grad_enabled() and x.is_contiguous():
+        return "gradients of 1x1 filters are faster in cuDNN where channels come first"
+    return None
+
+
+def _linear_module(module: Any) -> Reason:
+    if module.weight.dtype in LOW and _even(module.in_features, module.out_features):
+        return "products of 16 bits are as fast in cuBLAS if 8 divides their extents"
+    return None
+
+
+def _linear_call(module: Any, x: Tensor) -> Reason:
+    dtype = used_dtype(x)
+    if dtype in LOW:
+        return _linear_module(module) or (
+            "products of 16 bits are as fast in cuBLAS if 8 divides their extents"
+            if _even(module.in_features, module.out_features)
+            else None
+        )
+    if dtype == torch.float64:
+        return "products of 64 bits are as fast in cuBLAS"
+    return "cuBLAS may round factors to TF32 here" if torch.backends.cuda.matmul.allow_tf32 else None
+
+
+def _bound_by_bytes(module: Any) -> Reason:
+    return "both are bound by the same bytes"
+
+
+def _no_double(module: Any, x: Tensor) -> Reason:
+    return "activations of 64 bits are faster in PyTorch" if x.dtype == torch.float64 else None
+
+
+def _resize_module(module: Any) -> Reason:
+    if module.mode not in ("linear", "bilinear", "trilinear", "bicubic"):
+        return f"mode {module.mode!r} is faster in PyTorch"
+    factors = module.scale_factor
+    factors = factors if isinstance(factors, (tuple, list)) else [factors]
+    if any(factor is not None and factor < 1 for factor in factors):
+        return "the way to fewer pixels is faster in PyTorch"
+    return None
+
+
+def _pool_module(module: Any) -> Reason:
+    size = module.output_size
+    sizes = size if isinstance(size, (tuple, list)) else [size]
+    return "the mean of whole images is as fast in PyTorch" if all(n == 1 for n in sizes) else None
+
+
+def attention_reason(q: Tensor) -> Reason:
+    """Whether attention of these queries is to be left to PyTorch."""
+    if used_dtype(q) in LOW and q.requires_grad and torch.is_grad_enabled():
+        return "the gradients of attention of 16 bits are faster in PyTorch"
+    return None
+
+
+RULES: Dict[str, Rule] = {
+    "conv": Rule(_conv_module, _conv_call),
+    "conv_transpose": Rule(_conv_module, _conv_call),
+    "linear": Rule(_linear_module, _linear_call),
+    "activation": Rule(call=_no_double),
+    "simple_activation": Rule(_bound_by_bytes),
+    "resize": Rule(_resize_module),
+    "adaptive_avg_pool": Rule(_pool_module),
+    "recurrent_cell": Rule(lambda module: "a single step is as fast in PyTorch"),
+}
