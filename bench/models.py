@@ -172,9 +172,10 @@ def run_variant(model: Model, variant: str, reference: Any, args: argparse.Names
     row: dict[str, Any] = {}
     if ours is not None:
         import warpwright.torch as wt
+        from warpwright.torch._patch import SOURCES
 
         options = ours | ({"enable": everything()} if ours else {})
-        patched = wt.patch(step.module, emulator=not gpu, **options)
+        patched = wt.patch(step.module, emulator=not gpu, sources=(*SOURCES, "comparison"), **options)
         row["replaced"] = f"{len(patched.replaced)} of {len(patched.entries)}"
     if form == "compile":
         torch._dynamo.reset()
@@ -203,7 +204,8 @@ def run_model(model: Model, args: argparse.Namespace, write: Callable[[dict[str,
 
     step = made(model, args.tiny, args.device, exact=True)
     step()
-    reference = [t.clone() for t in (step.result, *step.gradients())]
+    # Beside what is measured it takes no memory of the GPU.
+    reference = [t.cpu() for t in (step.result, *step.gradients())]
     del step
     for variant in args.variants:
         head = {"model": model.name, "dtype": model.factors, "training": model.training, "variant": variant}

@@ -185,3 +185,53 @@ def test_what_is_committed_follows_from_the_data():
     found = report.written()
     stale = [str(path.relative_to(report.ROOT)) for path, text in found.items() if path.read_text() != text]
     assert not stale, f"run `cargo xtask bench-report`: {', '.join(stale)}"
+
+
+def test_models_run_in_every_variant(tmp_path):
+    pytest.importorskip("torch")
+    pytest.importorskip("warpwright")
+    out = tmp_path / "rows.jsonl"
+    variants = ["eager", "patched"]
+    command = [sys.executable, str(HERE / "models.py"), "--tiny", "--models", "mamba;dlrm", "--variants", ",".join(variants)]
+    done = subprocess.run([*command, "--seconds", "0", "--out", str(out)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(r["model"], r["dtype"]) for r in rows[:: len(variants)]] == [
+        ("mamba", "bf16"), ("dlrm", "bf16")
+    ]
+    for r in rows:
+        assert r["ms"] > 0 and 0 < r["error"] < 0.03 and 0 < r["gradient_error"] < 0.03
+        assert {"gpu", "driver", "versions", "commit", "date", "spread_ms"} <= set(r)
+    assert all(r["replaced"] and r["left"] is not None for r in rows if r["variant"] == "patched")
+
+
+def test_a_variant_that_fails_costs_no_other():
+    pytest.importorskip("torch")
+    import argparse
+
+    import models
+    from comparison import zoo
+
+    calls, rows = [], []
+
+    def loss(module, inputs):
+        calls.append(1)
+        if len(calls) == 2:
+            raise RuntimeError("as if out of memory\nand so on")
+        return zoo._classes(module, inputs)
+
+    model = dataclasses.replace(next(m for m in zoo.MODELS if m.name == "bilstm"), loss=loss)
+    args = argparse.Namespace(tiny=True, device="cpu", variants=["eager", "graphs"], seconds=0, profile=[])
+    models.run_model(model, args, rows.append)
+    assert rows[0]["failed"] == "RuntimeError: as if out of memory" and "failed" not in rows[1] and rows[1]["ms"] > 0
+    assert "failed" in models.shown(rows[0])
+
+
+def test_kernels_of_others_are_told_from_ours():
+    pytest.importorskip("torch")
+    import models
+
+    entries = "gemm_bf16_tn layer_norm_forward_bf16_vec attention_bf16_d128 conv_f16_nhwc relu_f32".split()
+    others = ["void at::native::vectorized_elementwise_kernel<4>", "nvjet_tst_128x256", "triton_poi_fused_add_0", "Memset (Device)",
+              "sm90_xmma_gemm_bf16", "cutlass_80_tensorop", "cudnn_generated_fort_native_sdpa", "fmha_cutlassF_bf16_aligned"]
+    assert not any(models.OTHERS.search(name) for name in entries) and all(models.OTHERS.search(name) for name in others)

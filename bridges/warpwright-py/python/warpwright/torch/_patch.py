@@ -8,9 +8,11 @@ import torch
 
 from .._errors import ArgumentError, ParameterError
 from . import _patch_libraries as libraries
+from ._patch_blocks import Block, block_class, kinds_of
 from ._patch_modules import RECIPES, Recipe, Replaced, Replacement, base_of, recipe_of, replaced_class
 
-KINDS = tuple(sorted({recipe.kind for recipe in RECIPES.values()} | {"attention"}))
+KINDS = tuple(sorted({recipe.kind for recipe in RECIPES.values()} | {"attention", "fused"}))
+SOURCES = ("transformers", "diffusers", "timm", "torchvision")
 
 
 @dataclass
@@ -103,6 +105,14 @@ def _names(model: torch.nn.Module, argument: str, value: Collection[str]) -> Set
     return set(value)
 
 
+def _packages(sources: Collection[str]) -> Set[str]:
+    if isinstance(sources, str) or not all(isinstance(name, str) for name in sources):
+        raise ArgumentError(
+            f"patch: sources is {sources!r}, expected names of packages", op="patch", argument="sources", expected="names of packages", got=sources
+        )
+    return set(sources)
+
+
 @dataclass(frozen=True)
 class _Choice:
     """The options of `patch`."""
@@ -113,7 +123,7 @@ class _Choice:
     emulator: bool
 
     def names(self, names: Set[str], cls: type, kind: str) -> bool:
-        return kind in names or cls.__name__ in names
+        return kind in names or any(base.__name__ in names for base in cls.__mro__)
 
     def replacement(self, cls: type, kind: str) -> Replacement:
         return Replacement(kind, self.emulator, self.strict, self.names(self.enable, cls, kind))
@@ -124,6 +134,18 @@ def _own_method(module: Any, recipe: Recipe) -> Optional[str]:
         if name in module.__dict__:
             return f"{name} was put on the module itself"
     return None
+
+
+def _expect_class(name: str, module: Any, ours: type) -> None:
+    """Refuses to take back a class that something else was derived from since, as FSDP does."""
+    if type(module) is not ours:
+        raise ArgumentError(
+            f"patch: {name or 'the model'} was given the class {type(module).__name__} since: take that back first",
+            op="patch",
+            argument="model",
+            expected=ours.__name__,
+            got=type(module).__name__,
+        )
 
 
 def _replace(patched: Patched, name: str, module: Any, choice: _Choice) -> None:
@@ -153,16 +175,38 @@ def _replace(patched: Patched, name: str, module: Any, choice: _Choice) -> None:
     patched.entries.append(Entry(name, cls.__name__, recipe.kind, replacement=replacement))
 
     def back() -> None:
-        if type(module) is not ours:
-            raise ArgumentError(
-                f"patch: {name or 'the model'} was given the class {type(module).__name__} since: take that back first",
-                op="patch",
-                argument="model",
-                expected=ours.__name__,
-                got=type(module).__name__,
-            )
+        _expect_class(name, module, ours)
         module.__class__ = cls
         del module._warpwright
+
+    patched._back.append(back)
+
+
+def _replace_block(patched: Patched, name: str, module: Any, choice: _Choice, sources: Collection[str]) -> None:
+    """Pairs of operations within a block, and attention that it calls as a function."""
+    if "processor" in getattr(module, "__dict__", ()):
+        # Objects of diffusers that attention modules call.
+        _replace_block(patched, f"{name}.processor", module.processor, choice, sources)
+    cls = type(module)
+    from_torch = cls is torch.nn.Sequential
+    if isinstance(module, (Block, Replaced)) or not (from_torch or cls.__module__.split(".")[0] in sources) or "forward" in getattr(module, "__dict__", ()):
+        return
+    wanted = tuple(kind for kind in ("fused", "attention") if not choice.names(choice.disable, cls, kind))
+    kinds = kinds_of(module, wanted)
+    if not kinds:
+        return
+    ours = block_class(cls, kinds)
+    module.__class__ = ours
+    module._warpwright_block = choice.replacement(cls, "fused")
+    module._warpwright_attention = choice.replacement(cls, "attention")
+    for kind in kinds:
+        replacement = module._warpwright_block if kind == "fused" else module._warpwright_attention
+        patched.entries.append(Entry(name, cls.__name__, kind, replacement=replacement))
+
+    def back() -> None:
+        _expect_class(name, module, ours)
+        module.__class__ = cls
+        del module._warpwright_block, module._warpwright_attention
 
     patched._back.append(back)
 
@@ -184,7 +228,7 @@ def _replace_attention(patched: Patched, choice: _Choice) -> None:
             why = "disabled"
         elif before not in ("sdpa", "eager", None):
             why = f"attention is {before!r}, which was asked for"
-        elif not getattr(cls, "_supports_sdpa", False) or not cls._can_set_attn_implementation():
+        elif not cls._can_set_attn_implementation():
             why = "has attention of its own"
         if why is not None:
             patched.entries.append(Entry(name, cls.__name__, "attention", why))
@@ -234,6 +278,7 @@ def patch(
     disable: Collection[str] = (),
     strict: bool = False,
     emulator: bool = False,
+    sources: Collection[str] = SOURCES,
 ) -> Patched:
     """Has a model computed with our operators, in place, wherever they are faster: modules of `torch.nn`, norms, activations, attention
     and losses of transformers, and pairs of operations that blocks of libraries have one behind the other.
@@ -243,7 +288,8 @@ def patch(
     CPU, types that are none of float32, float64, float16 and bfloat16, options without a counterpart.
 
     enable: kinds or classes that are to be replaced where they are slower, too. disable: kinds or classes to leave. Kinds are those of
-    `Patched.report()`. strict: what our operator refuses is an error. emulator: tensors on the CPU go to the emulator, which is for tests.
+    `Patched.report()`. strict: what our operator refuses is an error. emulator: tensors on the CPU go to the emulator, which is for tests. sources: packages whose blocks are read for pairs
+    of operations; those of `torch.nn.Sequential` always are.
     """
     if not isinstance(model, torch.nn.Module):
         raise ArgumentError(
@@ -254,10 +300,13 @@ def patch(
             got=type(model).__name__,
         )
     choice = _Choice(_names(model, "enable", enable), _names(model, "disable", disable), strict, emulator)
+    packages = _packages(sources)
     patched = Patched(model)
     try:
         for name, module in list(model.named_modules()):
             _replace(patched, name, module, choice)
+        for name, module in list(model.named_modules()):
+            _replace_block(patched, name, module, choice, packages)
         _replace_attention(patched, choice)
         _replace_losses(patched, choice)
     except BaseException:

@@ -13,7 +13,7 @@ from torch import Tensor
 from . import _operators, _rows
 from ._attention import attention
 from ._cross_entropy import cross_entropy
-from ._patch_modules import FINDERS, Recipe, Replacement, _unlike
+from ._patch_modules import FINDERS, Recipe, Replacement, _batch_norm, _unlike
 from ._patch_rules import RULES, Rule, attention_reason
 
 # Activations by the class that computes them.
@@ -30,6 +30,7 @@ _ACTIVATIONS: Dict[str, Callable[[Tensor], Tensor]] = {
 # Norms of the channels of an image, by the class that computes them.
 _IMAGE_NORMS = ("torchvision.models.convnext.LayerNorm2d", "timm.layers.norm.LayerNorm2d")
 _LAYER_NORMS = ("timm.layers.norm.LayerNorm",)
+_BATCH_NORM_ACT = "timm.layers.norm_act.BatchNormAct2d"
 _PROBED = 64
 _EPS = 1e-3
 
@@ -76,7 +77,7 @@ def _rms_recipe(cls: type) -> Optional[Recipe]:
             plain = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + _EPS)
             for weight, run, rule in ((module.weight, _rms_norm, _unlike), (1 + module.weight, _rms_norm_from_one, _only_wide)):
                 if torch.allclose(found, plain * weight, rtol=1e-5, atol=1e-6):
-                    return Recipe("rms_norm", run, rule=Rule(call=rule))
+                    return Recipe("rms_norm", run, rule=Rule(call=rule), name="weight" if run is _rms_norm else "")
     except Exception:
         # A norm that wants more than a weight is another one.
         return None
@@ -90,6 +91,8 @@ def find(cls: Any) -> Optional[Recipe]:
         return _activation(name)
     if name in _IMAGE_NORMS:
         return _IMAGE_NORM
+    if name == _BATCH_NORM_ACT:
+        return _NORM_ACT
     if name in _LAYER_NORMS:
         return _LAYER_NORM
     if cls.__module__.split(".")[0] in ("transformers", "diffusers", "timm") and _is_rms_norm(cls):
@@ -111,8 +114,9 @@ def _activation(name: str) -> Recipe:
     return Recipe("activation", lambda module, x, *rest: function(x), fits=exact, rule=RULES["activation"])
 
 
-_LAYER_NORM = Recipe("layer_norm", _layer_norm, rule=Rule(call=_unlike))
+_LAYER_NORM = Recipe("layer_norm", _layer_norm, rule=Rule(call=_unlike), name="weight")
 _IMAGE_NORM = Recipe("layer_norm", _image_norm, rule=Rule(call=_unlike))
+_NORM_ACT = Recipe("batch_norm", lambda module, x: module.act(module.drop(_batch_norm(module, x))))
 FINDERS.append(find)
 
 NAME = "warpwright"
@@ -157,14 +161,29 @@ def attend(
         )
         return o, None
 
+    # What SDPA does not compute is ours whatever the speed.
+    further = options.get("softcap") is not None or options.get("s_aux") is not None
+
     def other() -> Any:
+        if further:
+            return _eager(module, query, key, value, attention_mask, is_causal, dropout=dropout, scaling=scaling, **options)
         more = {} if position_bias is None else {"position_bias": position_bias}
         return theirs(module, query, key, value, attention_mask, dropout, scaling, is_causal, **more, **options)
 
-    # What SDPA does not compute is ours whatever the speed.
-    further = options.get("softcap") is not None or options.get("s_aux") is not None
     rule = None if further else lambda module, q: attention_reason(q)
     return module.__dict__.get("_warpwright_attention", _DEFAULT).run(ours, other, module, query, rule)
+
+
+def _eager(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Optional[Tensor], is_causal: Optional[bool], **options: Any
+) -> Any:
+    """Attention as the model's own file has it, which takes masks that are added."""
+    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+    if mask is None and causal and query.shape[2] > 1:
+        mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()[None, None]
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, torch.finfo(query.dtype).min)
+    return sys.modules[type(module).__module__].eager_attention_forward(module, query, key, value, mask, **options)
 
 
 def register_attention() -> bool:

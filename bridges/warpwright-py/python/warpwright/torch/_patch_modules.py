@@ -73,7 +73,8 @@ class Recipe:
     """How modules of a class compute with our operators.
 
     kind: as users name it. run(module, *arguments): what stands in for `method`. base: a class of ours that has further attributes
-    which `run` reads. fits(module): a reason why a module cannot be replaced. rule: where ours loses.
+    which `run` reads. fits(module): a reason why a module cannot be replaced. rule: where ours loses. name: "weight" of norms of rows that a
+    residual can be added in front of.
     """
 
     kind: str
@@ -82,6 +83,7 @@ class Recipe:
     base: Optional[type] = None
     fits: Callable[[Any], Optional[str]] = lambda module: None
     rule: Rule = Rule()
+    name: str = ""
 
 
 class Replaced:
@@ -118,7 +120,7 @@ def replaced_class(original: type, recipe: Recipe) -> type:
     if recipe.base is not None and issubclass(recipe.base, original):
         bases = (Replaced, recipe.base)
     # A representation of the model is as before.
-    return type(original.__name__, bases, {recipe.method: method, "_recipe": recipe, "_original": original})
+    return type(original.__name__, bases, {recipe.method: method, "_recipe": recipe, "_original": original, "__module__": original.__module__})
 
 
 def _unlike(module: Any, x: Tensor) -> Optional[str]:
@@ -170,13 +172,12 @@ def _loss(module: Any) -> Optional[str]:
     return None if module.weight is None else "weights of classes are not taken"
 
 
-def _of(name: str, kind: str, rule: Optional[str] = None, **options: Any) -> Tuple[type, Recipe]:
-    ours = getattr(nn, name)
+def _of(called: str, kind: str, rule: Optional[str] = None, **options: Any) -> Tuple[type, Recipe]:
+    ours = getattr(nn, called)
     method = options.pop("method", "forward")
-    run = options.pop("run", getattr(ours, method))
-    base = options.pop("base", ours)
-    rule_ = options.pop("own_rule", None) or RULES.get(rule or kind, Rule())
-    return getattr(torch.nn, name), Recipe(kind, run, method, base, rule=rule_, **options)
+    run, base = options.pop("run", getattr(ours, method)), options.pop("base", ours)
+    chosen = options.pop("own_rule", None) or RULES.get(rule or kind, Rule())
+    return getattr(torch.nn, called), Recipe(kind, run, method, base, rule=chosen, **options)
 
 
 def _each(names: str, kind: str, **options: Any) -> Any:
@@ -187,7 +188,7 @@ def _each(names: str, kind: str, **options: Any) -> Any:
 _NORM = Rule(call=_unlike)
 RECIPES: Dict[type, Recipe] = dict(
     [
-        *(_of(name, kind, own_rule=_NORM) for name, kind in (("LayerNorm", "layer_norm"), ("RMSNorm", "rms_norm"), ("GroupNorm", "group_norm"))),
+        *(_of(name, kind, own_rule=_NORM, name="weight") for name, kind in (("LayerNorm", "layer_norm"), ("RMSNorm", "rms_norm"), ("GroupNorm", "group_norm"))),
         *_each("BatchNorm", "batch_norm", run=_batch_norm),
         *_each("InstanceNorm", "instance_norm", method="_apply_instance_norm"),
         _of("LocalResponseNorm", "local_response_norm"),
