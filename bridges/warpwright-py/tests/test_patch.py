@@ -368,13 +368,56 @@ def test_errors_name_the_argument():
 
 
 def test_a_class_that_was_derived_since_is_not_taken_back():
-    model = nn.Sequential(nn.LayerNorm(8))
+    model = nn.Sequential(nn.LayerNorm(8), nn.LayerNorm(8))
     patched = wt.patch(model)
     ours = type(model[0])
     model[0].__class__ = type("FSDPLayerNorm", (ours,), {})
     with pytest.raises(ww.ArgumentError, match="FSDPLayerNorm"):
         patched.undo()
+    assert type(model[1]) is not nn.LayerNorm
     model[0].__class__ = ours
+    patched.undo()
+    assert [type(m) for m in model] == [nn.LayerNorm] * 2
+
+
+@pytest.fixture
+def alone():
+    """A group of one process."""
+    dist = torch.distributed
+    if not dist.is_available() or not dist.is_gloo_available():
+        pytest.skip("PyTorch has no gloo")
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("wrapped_first", [False, True])
+@pytest.mark.parametrize("wrapper", ["DDP", "FSDP"])
+def test_models_of_several_processes(wrapper, wrapped_first, alone):
+    def gradients(wrap, patched):
+        torch.manual_seed(3)
+        first = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.SiLU())
+        model = nn.Sequential(first, nn.Flatten(), nn.Linear(72, 5), nn.LayerNorm(5))
+        if patched and not wrapped_first:
+            wt.patch(model, emulator=True)
+        called = wrap(model)
+        if patched and wrapped_first:
+            wt.patch(model, emulator=True)
+        (called(x) * torch.arange(5)).sum().backward()
+        whole = {name: getattr(p.grad, "full_tensor", lambda p=p: p.grad)() for name, p in model.named_parameters()}
+        assert not patched or model[3]._warpwright.ran == 1
+        return whole
+
+    def fsdp(model):
+        shard = pytest.importorskip("torch.distributed.fsdp").fully_shard
+        for module in (model[0], model[3], model):
+            shard(module)
+        return model
+
+    x = torch.randn(2, 3, 5, 5)
+    wanted = gradients(lambda model: model, False)
+    found = gradients(nn.parallel.DistributedDataParallel if wrapper == "DDP" else fsdp, True)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_without_an_eps_rms_norm_takes_that_of_pytorch(torch_device):

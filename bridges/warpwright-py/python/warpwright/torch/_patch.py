@@ -32,8 +32,9 @@ class Patched:
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = model
         self.entries: List[Entry] = []
-        # What puts each thing back.
+        # What puts each thing back, and what must hold before anything is.
         self._back: List[Callable[[], None]] = []
+        self._checks: List[Callable[[], None]] = []
 
     def __enter__(self) -> "Patched":
         return self
@@ -42,7 +43,11 @@ class Patched:
         self.undo()
 
     def undo(self) -> None:
-        """Puts back what the model had. A second time it does nothing. Copies of the model stay as they are."""
+        """Puts back what the model had. A second time it does nothing. Copies of the model stay as they are. An `ArgumentError` names a module
+        that was given another class since, as FSDP does, and nothing changes."""
+        for check in self._checks:
+            check()
+        self._checks.clear()
         while self._back:
             self._back.pop()()
 
@@ -174,8 +179,9 @@ def _replace(patched: Patched, name: str, module: Any, choice: _Choice) -> None:
     module._warpwright = replacement
     patched.entries.append(Entry(name, cls.__name__, recipe.kind, replacement=replacement))
 
+    patched._checks.append(lambda: _expect_class(name, module, ours))
+
     def back() -> None:
-        _expect_class(name, module, ours)
         module.__class__ = cls
         del module._warpwright
 
@@ -203,8 +209,9 @@ def _replace_block(patched: Patched, name: str, module: Any, choice: _Choice, so
         replacement = module._warpwright_block if kind == "fused" else module._warpwright_attention
         patched.entries.append(Entry(name, cls.__name__, kind, replacement=replacement))
 
+    patched._checks.append(lambda: _expect_class(name, module, ours))
+
     def back() -> None:
-        _expect_class(name, module, ours)
         module.__class__ = cls
         del module._warpwright_block, module._warpwright_attention
 
