@@ -195,7 +195,8 @@ def _replace_block(patched: Patched, name: str, module: Any, choice: _Choice, so
         _replace_block(patched, f"{name}.processor", module.processor, choice, sources)
     cls = type(module)
     from_torch = cls is torch.nn.Sequential
-    if isinstance(module, (Block, Replaced)) or not (from_torch or cls.__module__.split(".")[0] in sources) or "forward" in getattr(module, "__dict__", ()):
+    known = from_torch or cls.__module__.split(".")[0] in sources
+    if not known or isinstance(module, (Block, Replaced)) or "forward" in getattr(module, "__dict__", ()):
         return
     wanted = tuple(kind for kind in ("fused", "attention") if not choice.names(choice.disable, cls, kind))
     kinds = kinds_of(module, wanted)
@@ -262,7 +263,10 @@ def _set_attention(patched: Patched, model: Any, replacement: Replacement, befor
 
 def _replace_losses(patched: Patched, choice: _Choice) -> None:
     for name, model in libraries.models(patched.model):
-        theirs = getattr(model, "loss_function", None) if getattr(model, "loss_type", None) == "ForCausalLM" else None
+        named = getattr(model, "loss_type", None)
+        # Without a name it is this one, too.
+        causal = named == "ForCausalLM" or (named is None and type(model).__name__.endswith("LMHeadModel"))
+        theirs = getattr(model, "loss_function", None) if causal else None
         if theirs is None or isinstance(theirs, libraries.CausalLoss):
             continue
         cls = type(model)
@@ -295,8 +299,8 @@ def patch(
     CPU, types that are none of float32, float64, float16 and bfloat16, options without a counterpart.
 
     enable: kinds or classes that are to be replaced where they are slower, too. disable: kinds or classes to leave. Kinds are those of
-    `Patched.report()`. strict: what our operator refuses is an error. emulator: tensors on the CPU go to the emulator, which is for tests. sources: packages whose blocks are read for pairs
-    of operations; those of `torch.nn.Sequential` always are.
+    `Patched.report()`. strict: what our operator refuses is an error. emulator: tensors on the CPU go to the emulator, which is for
+    tests. sources: packages whose blocks are read for pairs of operations; `torch.nn.Sequential` always is.
     """
     if not isinstance(model, torch.nn.Module):
         raise ArgumentError(

@@ -23,6 +23,13 @@ from ._patch_modules import Replaced, Replacement, _unlike
 from ._patch_rules import attention_reason
 from ._patch_sites import HELPERS, Rewriter
 
+_OF_TRANSFORMERS = {
+    "SiLUActivation": "silu",
+    "GELUActivation": "gelu",
+    "NewGELUActivation": "gelu_tanh",
+    "GELUTanh": "gelu_tanh",
+    "PytorchGELUTanh": "gelu_tanh",
+}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -70,7 +77,7 @@ def _activation(act: Any) -> str:
     if original in (torch.nn.SiLU, torch.nn.ReLU):
         return name.lower()
     if original.__module__ == "transformers.activations":
-        return {"SiLUActivation": "silu", "GELUActivation": "gelu", "NewGELUActivation": "gelu_tanh", "GELUTanh": "gelu_tanh", "PytorchGELUTanh": "gelu_tanh"}.get(name, "")
+        return _OF_TRANSFORMERS.get(name, "")
     return ""
 
 
@@ -132,17 +139,14 @@ def add_norm(block: Any, norm: Any, a: Tensor, b: Tensor) -> Tuple[Tensor, Tenso
         return apart()
     eps = norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps
     shape = norm.weight.shape if norm.weight is not None else norm.normalized_shape
-    if norm._recipe.kind == "rms_norm":
-        if norm._recipe.name != "weight":
-            return apart()
-        ours = lambda: _rows.add_rms_norm(a, b, shape, norm.weight, eps)  # noqa: E731
-    else:
-        if norm._recipe.name != "weight":
-            return apart()
-        ours = lambda: _rows.add_layer_norm(a, b, shape, norm.weight, norm.bias, eps)  # noqa: E731
-    # The sum of autocast's types is that of the two.
-    if torch.is_autocast_enabled(a.device.type) and a.dtype != torch.float32:
+    # Under autocast ours would widen what PyTorch adds in 16 bits.
+    if norm._recipe.name != "weight" or (torch.is_autocast_enabled(a.device.type) and a.dtype != torch.float32):
         return apart()
+
+    def ours() -> Tuple[Tensor, Tensor]:
+        if norm._recipe.kind == "rms_norm":
+            return _rows.add_rms_norm(a, b, shape, norm.weight, eps)
+        return _rows.add_layer_norm(a, b, shape, norm.weight, norm.bias, eps)
 
     def theirs() -> Tuple[Tensor, Tensor]:
         z = a + b

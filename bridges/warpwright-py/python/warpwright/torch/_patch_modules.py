@@ -14,7 +14,8 @@ from torch import Tensor
 
 from .._errors import DeviceError, DtypeError, Error, KernelError, OutOfMemoryError
 from . import nn
-from ._patch_rules import RULES, Rule
+from ._attention import scaled_dot_product_attention
+from ._patch_rules import RULES, Rule, attention_reason
 from ._registry import is_compiling
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -51,20 +52,21 @@ class Replacement:
     def run(self, ours: Callable[..., Any], theirs: Callable[..., Any], module: Any, x: Any, rule: Any) -> Any:
         """The result of one of two functions without arguments."""
         why = self.refusal(module, x, rule)
-        if is_compiling():
-            # What is traced is counted nowhere, and its refusals come when it runs.
-            return ours() if why is None else theirs()
+        # What is traced is counted nowhere.
+        traced = is_compiling()
         if why is None:
             try:
                 found = ours()
             except _REFUSALS as error:
                 if self.strict or isinstance(error, _FAILURES):
                     raise
-                why = str(error)
+                why = "" if traced else str(error)
             else:
-                self.ran += 1
+                if not traced:
+                    self.ran += 1
                 return found
-        self.left[why] = self.left.get(why, 0) + 1
+        if not traced:
+            self.left[why] = self.left.get(why, 0) + 1
         return theirs()
 
 
@@ -185,10 +187,51 @@ def _each(names: str, kind: str, **options: Any) -> Any:
     return [_of(f"{name}{dims}d", kind, **options) for name in names.split() for dims in (1, 2, 3)]
 
 
+def _multihead(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Optional[Tensor] = None,
+    need_weights: bool = True,
+    attn_mask: Optional[Tensor] = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> Tuple[Tensor, None]:
+    if need_weights:
+        raise ValueError("need_weights=True: weights are not kept")
+    if key_padding_mask is not None:
+        raise ValueError("key_padding_mask is not taken")
+    if query.dim() != 3:
+        raise ValueError("an input without a batch is not taken")
+    width, biases = module.embed_dim, module.in_proj_bias
+    parts = zip((query, key, value), module.in_proj_weight.split(width), (None,) * 3 if biases is None else biases.split(width))
+    projected = [torch.nn.functional.linear(*part) for part in parts]
+    if not module.batch_first:
+        projected = [t.transpose(0, 1) for t in projected]
+    q, k, v = (t.unflatten(-1, (module.num_heads, -1)).transpose(1, 2) for t in projected)
+    mask = attn_mask
+    if mask is not None:
+        # True takes no part here.
+        mask = ~mask if mask.dtype == torch.bool else mask.to(q.dtype)
+        mask = mask.unflatten(0, (-1, module.num_heads)) if mask.dim() == 3 else mask
+    y = scaled_dot_product_attention(q, k, v, mask, module.dropout if module.training else 0.0)
+    y = y.transpose(1, 2).flatten(2)
+    y = y if module.batch_first else y.transpose(0, 1)
+    return torch.nn.functional.linear(y, module.out_proj.weight, module.out_proj.bias), None
+
+
+def _one_width(module: Any) -> Optional[str]:
+    plain = module._qkv_same_embed_dim and module.bias_k is None and not module.add_zero_attn
+    return None if plain else "keys or values have a width, a bias or zeros of their own"
+
+
 _NORM = Rule(call=_unlike)
 RECIPES: Dict[type, Recipe] = dict(
     [
-        *(_of(name, kind, own_rule=_NORM, name="weight") for name, kind in (("LayerNorm", "layer_norm"), ("RMSNorm", "rms_norm"), ("GroupNorm", "group_norm"))),
+        _of("LayerNorm", "layer_norm", own_rule=_NORM, name="weight"),
+        _of("RMSNorm", "rms_norm", own_rule=_NORM, name="weight"),
+        _of("GroupNorm", "group_norm", own_rule=_NORM),
         *_each("BatchNorm", "batch_norm", run=_batch_norm),
         *_each("InstanceNorm", "instance_norm", method="_apply_instance_norm"),
         _of("LocalResponseNorm", "local_response_norm"),
@@ -205,6 +248,10 @@ RECIPES: Dict[type, Recipe] = dict(
         *(_of(name, "recurrent_cell") for name in ("LSTMCell", "GRUCell", "RNNCell")),
         _of("CrossEntropyLoss", "cross_entropy", fits=_loss),
         _of("Linear", "linear"),
+        (
+            torch.nn.MultiheadAttention,
+            Recipe("attention", _multihead, fits=_one_width, rule=Rule(call=lambda module, q: attention_reason(q, module.in_proj_weight))),
+        ),
     ]
 )
 # Further recipes, of classes of other libraries: find(cls) gives one or None.

@@ -92,9 +92,9 @@ def _pool_module(module: Any) -> Reason:
     return "the mean of whole images is as fast in PyTorch" if all(n == 1 for n in sizes) else None
 
 
-def attention_reason(q: Tensor) -> Reason:
-    """Whether attention of these queries is to be left to PyTorch."""
-    if used_dtype(q) in LOW and q.requires_grad and torch.is_grad_enabled():
+def attention_reason(*tensors: Tensor) -> Reason:
+    """A reason to leave attention of these queries, and of what they are made with, to PyTorch."""
+    if used_dtype(tensors[0]) in LOW and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return "the gradients of attention of 16 bits are faster in PyTorch"
     return None
 

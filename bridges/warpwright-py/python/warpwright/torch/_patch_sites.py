@@ -10,7 +10,7 @@
 What follows a condition is taken into its branches where one ends with the first operation of a chain.
 
 Each becomes a call of a function of `_patch_blocks`, which decides when it runs. What it is given is evaluated as before, in the same order
-but for a shortcut's own module, which comes before the norm that it is added behind.
+but for a shortcut's own module, which comes before the norm that it is added behind, and a factor, which comes before the activation.
 """
 
 import ast
