@@ -47,7 +47,7 @@ LIBRARIES = ("transformers", "timm", "torchvision")
 STEPS = 3
 SHOWN = 0.02
 # Kernels of ours have plain names; those of others say where they are from.
-OTHERS = re.compile(r"::|^void |[ <(]|^(triton|cutlass|cudnn|nvjet|sm\d+_|ampere|volta|turing|hopper|gemm[SKv]|Mem|fmha|flash|.*_kernel$)")
+OTHERS = re.compile(r"::|^void |[ <(]|^(_Z|nccl|triton|cutlass|cudnn|nvjet|sm\d+_|ampere|volta|turing|hopper|gemm[SKv]|Mem|fmha|flash|.*_kernel$)")
 
 
 class Step:
@@ -77,7 +77,9 @@ def made(model: Model, tiny: bool, device: str, exact: bool) -> Step:
     import torch
 
     torch.manual_seed(7)
-    module, inputs = model.make(tiny)
+    # Where it is to run: the processor would draw weights for seconds.
+    with torch.device(device):
+        module, inputs = model.make(tiny)
     form = {"memory_format": torch.channels_last} if model.channels_last else {}
     dtype = torch.float32 if exact else model.dtype
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = model.factors == "tf32" and not exact
@@ -240,6 +242,10 @@ def work(args: argparse.Namespace) -> None:
     def write(row: dict[str, Any]) -> None:
         print("\x1e" + json.dumps(row | made_by), flush=True)
 
+    if args.tiny:
+        import torch
+
+        torch.set_num_threads(1)
     for at in args.worker.split(","):
         print(f"\x1dbegins {at}", flush=True)
         try:
@@ -249,6 +255,7 @@ def work(args: argparse.Namespace) -> None:
             if not args.tiny:
                 import torch
 
+                # In a broken context this ends the process.
                 torch.cuda.synchronize()
 
 

@@ -15,7 +15,7 @@ Loss = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class Model:
-    """make(tiny): a module of f32 on the CPU and its inputs. loss(module, inputs): the result and a scalar; without training the scalar is
+    """make(tiny): a module of f32 and its inputs, on the device that is the default. loss(module, inputs): the result and a scalar; without training the scalar is
     of no use. factors: the type of the step, "tf32" too."""
 
     name: str

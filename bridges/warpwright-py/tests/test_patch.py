@@ -20,6 +20,15 @@ BUDGET = 2e-6
 EVERYTHING = {"fused", "linear", "conv", "conv_transpose", "activation", "pool", "resize", "attention"}
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Small tensors gain nothing from threads of PyTorch's that wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def library(name):
     return pytest.importorskip(name, reason=f"{name} is not installed")
 
@@ -190,14 +199,14 @@ def test_models_of_diffusers():
     torch.manual_seed(5)
     sizes = {"block_out_channels": (8, 16), "norm_num_groups": 4, "layers_per_block": 1}
     unet = diffusers.UNet2DConditionModel(
-        sample_size=4, **sizes, cross_attention_dim=8, attention_head_dim=2,
-        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"), up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+        sample_size=4, **(sizes | {"block_out_channels": (8,)}), cross_attention_dim=8, attention_head_dim=2,
+        down_block_types=("CrossAttnDownBlock2D",), up_block_types=("CrossAttnUpBlock2D",),
     )
     inputs = {"sample": torch.randn(1, 4, 4, 4), "timestep": torch.tensor([3]), "encoder_hidden_states": torch.randn(1, 3, 8)}
     patched = compare(unet, inputs, lambda found: found.sample, 10, EVERYTHING - {"conv"})
     assert {"group_norm", "fused", "layer_norm", "attention"} <= ran(patched), patched.report()
     # Both norms of a block and what is behind them.
-    assert [e.replacement.ran for e in patched.replaced if e.cls == "ResnetBlock2D"] == [2] * 8, patched.report()
+    assert [e.replacement.ran for e in patched.replaced if e.cls == "ResnetBlock2D"] == [2] * 5, patched.report()
     vae = diffusers.AutoencoderKL(**sizes, down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2)
     patched = compare(vae, {"sample": torch.randn(1, 3, 4, 4)}, lambda found: found.sample, 10)
     assert {"fused", "conv"} <= ran(patched)
