@@ -12,7 +12,7 @@ use crate::error::IssueKind;
 use crate::float::Float;
 use crate::index::{IntoIndex, absorb, shared_address};
 use crate::lanes::Lanes;
-use crate::reg::{Number, Pred, Reg, Scalar, Source, U32, U64};
+use crate::reg::{I64, Number, Pred, Reg, Scalar, Source, U32, U64};
 use crate::storage::{Place, load, store};
 
 /// A floating-point element whose type is chosen while recording, by
@@ -281,7 +281,7 @@ impl<'k, S: Space, E: Element> Ptr<'k, S, E> {
 impl<'k> Pred<'k> {
     /// The pointer `a` where the predicate holds, `b` elsewhere, as new.
     #[track_caller]
-    pub fn pointer<E: Element>(self, a: Ptr<'k, Read, E>, b: Ptr<'k, Read, E>) -> Ptr<'k, Read, E> {
+    pub fn pointer<S: Space, E: Element>(self, a: Ptr<'k, S, E>, b: Ptr<'k, S, E>) -> Ptr<'k, S, E> {
         Ptr::new(a.k, self.select(a.address(), b.address()).id(), a.dtype)
     }
 }
@@ -291,6 +291,20 @@ impl<S: Space> Ptr<'_, S, Elem> {
     /// for accesses of that type.
     pub fn retyped(self, dtype: DType) -> Self {
         Self { dtype, ..self }
+    }
+}
+
+impl<'k> Ptr<'k, Read, u32> {
+    /// The `at`-th of signed integers of one or two `words`, i32 or i64 as the launch says; sign-extended.
+    #[track_caller]
+    pub fn integer(self, at: U64<'k>, words: U32<'k>) -> I64<'k> {
+        self.k.on_behalf(|| {
+            let at = at * words.to_u64();
+            let low = self.at(at).get();
+            let high = self.at(at + 1).only_where(words.eq(2), Fill::Zero).get();
+            let sign = (low.to_i32() >> 31).to_u32();
+            U64::from_words(low, words.eq(2).select(high, sign)).to_i64()
+        })
     }
 }
 

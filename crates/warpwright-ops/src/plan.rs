@@ -133,6 +133,32 @@ impl Layout {
         let product = self.shape.iter().try_fold(1usize, |n, extent| n.checked_mul(*extent))?;
         i64::try_from(product).ok().map(|_| product)
     }
+
+    /// Elements from one index of each but the last dimension to the next, as kernels count them.
+    pub(crate) fn steps(&self) -> [u64; 3] {
+        let [outer, middle, inner, _] = self.strides.map(i64::cast_unsigned);
+        [outer, middle, inner]
+    }
+
+    /// Whether the elements of the last dimension follow each other.
+    pub(crate) fn rows_are_contiguous(&self) -> bool {
+        self.shape[3] < 2 || self.strides[3] == 1
+    }
+
+    /// Whether no two elements can share a place.
+    pub(crate) fn is_without_overlap(&self) -> bool {
+        let axes = self.strides.iter().map(|s| s.saturating_abs()).zip(self.shape);
+        let mut axes: Vec<(i64, usize)> = axes.filter(|(_, extent)| *extent > 1).collect();
+        axes.sort_unstable();
+        let mut reach = 0i64;
+        self.shape.contains(&0)
+            || axes.into_iter().all(|(stride, extent)| {
+                let before = reach;
+                let last = i64::try_from(extent - 1).ok().and_then(|n| n.checked_mul(stride));
+                reach = last.and_then(|n| n.checked_add(reach)).unwrap_or(i64::MAX);
+                stride > before
+            })
+    }
 }
 
 /// Shape and strides of a tensor of up to eight dimensions.

@@ -150,12 +150,6 @@ pub(super) struct Common {
     pub(super) keeping: f64,
 }
 
-/// Elements from one batch, row and head to the next.
-pub(super) fn steps(layout: &Layout) -> [u64; 3] {
-    let [batch, row, head, _] = layout.strides.map(i64::cast_unsigned);
-    [batch, row, head]
-}
-
 fn parameter(parameter: &'static str, got: String, expected: &'static str) -> PlanError {
     PlanError::Parameter { op: OP, parameter, got, expected }
 }
@@ -172,7 +166,7 @@ pub(super) fn same_shapes(pairs: &[(&'static str, &Layout, &Layout)]) -> Result<
 }
 
 fn row_is_contiguous(name: &'static str, layout: &Layout) -> Result<(), PlanError> {
-    if layout.shape[3] > 1 && layout.strides[3] != 1 {
+    if !layout.rows_are_contiguous() {
         return Err(parameter(name, format!("strides {:?}", layout.strides), "a last stride of 1"));
     }
     Ok(())
@@ -180,24 +174,9 @@ fn row_is_contiguous(name: &'static str, layout: &Layout) -> Result<(), PlanErro
 
 /// Two elements of a result must not share a place.
 pub(super) fn check_outputs(outputs: &[(&'static str, &Layout)]) -> Result<(), PlanError> {
-    for (name, layout) in outputs.iter().filter(|(_, layout)| !layout.shape.contains(&0)) {
-        let mut axes: Vec<(i64, usize)> = layout
-            .strides
-            .iter()
-            .map(|s| s.abs())
-            .zip(layout.shape)
-            .filter(|(_, extent)| *extent > 1)
-            .collect();
-        axes.sort_unstable();
-        let mut reach = 0i64;
-        for (stride, extent) in axes {
-            if stride <= reach {
-                let got = format!("strides {:?} of {:?}", layout.strides, layout.shape);
-                return Err(parameter(name, got, "a layout without overlap"));
-            }
-            let last = i64::try_from(extent - 1).ok().and_then(|n| n.checked_mul(stride));
-            reach = last.and_then(|n| n.checked_add(reach)).unwrap_or(i64::MAX);
-        }
+    for (name, layout) in outputs.iter().filter(|(_, layout)| !layout.is_without_overlap()) {
+        let got = format!("strides {:?} of {:?}", layout.strides, layout.shape);
+        return Err(parameter(name, got, "a layout without overlap"));
     }
     Ok(())
 }
@@ -401,9 +380,9 @@ impl Common {
         };
         Ok(Self {
             kind: options.kind(),
-            q: steps(q),
-            k: steps(k),
-            v: steps(v),
+            q: q.steps(),
+            k: k.steps(),
+            v: v.steps(),
             bias,
             slopes_batch: match options.alibi {
                 Some(AlibiSlopes::PerBatchAndHead) => heads as u64,

@@ -34,15 +34,6 @@ kernel_args! {
     }
 }
 
-/// The target of a row, sign-extended.
-fn target_of<'k>(target: Ptr<'k, Read, u32>, row: U64<'k>, words: U32<'k>) -> I64<'k> {
-    let at = row * words.to_u64();
-    let low = target.at(at).get();
-    let high = target.at(at + 1).only_where(words.eq(2), Fill::Zero).get();
-    let sign = (low.to_i32() >> 31).to_u32();
-    U64::from_words(low, words.eq(2).select(high, sign)).to_i64()
-}
-
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Forward {
     pub(super) dtype: DType,
@@ -77,7 +68,7 @@ impl AccumulateKernel for Forward {
         };
         let there = row.lt(a.rows);
         let vectors = UnalignedRow::new(row * a.classes, there.select(a.classes, 0), width);
-        let target = target_of(a.target, there.select(row, 0), a.words);
+        let target = a.target.integer(there.select(row, 0), a.words);
 
         // One element outside of the vectors, in the first lane; of single elements none is outside.
         let (rest, one, alone): (Reg<'k, A>, Reg<'k, A>, Reg<'k, A>) = if width > 1 {
@@ -159,7 +150,7 @@ impl AccumulateKernel for Reduce {
         k.after_previous_grid();
         let none = (k.lit::<A>(0.0), k.lit::<A>(0.0));
         let (sum, count) = k.fold(k.block_strided(a.rows, 1), none, |row, (sum, count)| {
-            let counts = target_of(a.target, row, a.words).ne(a.ignore_index);
+            let counts = a.target.integer(row, a.words).ne(a.ignore_index);
             let loss: Reg<'k, A> = a.losses.at(row).get();
             (sum + loss, count + counts.select(1.0, 0.0))
         });
@@ -214,7 +205,7 @@ impl AccumulateKernel for Backward {
         let row = row.to_u64();
         let vectors = UnalignedRow::new(row * a.classes, a.classes, width);
 
-        let target = target_of(a.target, row, a.words);
+        let target = a.target.integer(row, a.words);
         let valid = target.ge(0) & target.lt(a.classes.to_i64());
         let ignored = target.eq(a.ignore_index);
         let dloss: Reg<'k, A> = a.dloss.at(row * a.rowwise.to_u64()).get();

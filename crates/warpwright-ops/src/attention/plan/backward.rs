@@ -139,16 +139,14 @@ impl AttentionBackwardDesc {
             true => (AttentionBackwardArgs::dq, &self.dq),
             false => (AttentionBackwardArgs::dk, &self.dk),
         };
-        let strided = |(slot, layout): (OutSlot, &Layout)| Strided {
-            data: slot.arg(),
-            strides: options::steps(layout),
-        };
+        let strided =
+            |(slot, layout): (OutSlot, &Layout)| Strided { data: slot.arg(), strides: layout.steps() };
         [first, (AttentionBackwardArgs::dv, &self.dv)].map(strided)
     }
 
     /// The gradient of the result.
     pub(super) fn dy(&self) -> Strided<In<Elem>, 3> {
-        Strided { data: AttentionBackwardArgs::dy.arg(), strides: options::steps(&self.dy) }
+        Strided { data: AttentionBackwardArgs::dy.arg(), strides: self.dy.steps() }
     }
 
     pub(super) fn sweep_args(&self, c: &Common, queries: bool) -> SweepArgs {
@@ -260,7 +258,7 @@ impl AttentionBackwardDesc {
         // The rows of packed sequences are those of one batch.
         let grid = [tiles, heads, desc.q.shape[0] as u32];
         let args = DeltaArgs {
-            o: Strided { data: AttentionBackwardArgs::o.arg(), strides: options::steps(&desc.o) },
+            o: Strided { data: AttentionBackwardArgs::o.arg(), strides: desc.o.steps() },
             dy: self.dy(),
             lse: AttentionBackwardArgs::lse.arg(),
             statistics: AttentionBackwardArgs::workspace.arg(),

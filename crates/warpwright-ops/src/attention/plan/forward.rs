@@ -4,7 +4,7 @@ use warpwright_dsl::{KernelArgs, Optional, Strided};
 use warpwright_ptx::Target;
 
 use super::super::kernels::forward::{Forward, ForwardArgs, ResultArgs};
-use super::super::options::{self, Common};
+use super::super::options::Common;
 use super::super::score::ProblemArgs;
 use super::super::tuning::{self, Config, DecodeConfig, Work};
 use super::super::{AttentionArgs, AttentionDesc, AttentionInputs, OP, statistics_type};
@@ -95,7 +95,7 @@ impl AttentionDesc {
     /// The results of forward kernels.
     pub(super) fn results(&self) -> ResultArgs {
         ResultArgs {
-            o: Strided { data: AttentionArgs::o.arg(), strides: options::steps(&self.o) },
+            o: Strided { data: AttentionArgs::o.arg(), strides: self.o.steps() },
             lse: AttentionArgs::lse.arg(),
             sinks: Optional { value: AttentionInputs::sinks.arg(), given: self.options.sinks },
         }

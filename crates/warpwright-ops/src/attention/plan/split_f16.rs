@@ -118,7 +118,7 @@ fn recorded_copy(
     let Some(grid) = c.grid(pitch / TILE, heads)? else { return Ok(None) };
     let [pairs, factors] = places.offsets(number, copies);
     let args = SplitArgs {
-        x: Strided { data: slot.arg(), strides: options::steps(layout) },
+        x: Strided { data: slot.arg(), strides: layout.steps() },
         rows: layout.shape[1] as u32,
         width: layout.shape[3] as u32,
         heads,
