@@ -38,6 +38,7 @@
 //! | [`mod@resize`] | images at other extents: nearest, linear, bicubic, and their gradients; channels first and last | f32, f64, f16, bf16 |
 //! | [`mod@cross_entropy`] | the loss of classes from logits, and its gradient | f32, f64, f16, bf16 |
 //! | [`mod@recurrent`] | lstm, gru, rnn over sequences, with layers, directions and lengths, and their gradients | f32, f64, f16, bf16 |
+//! | [`rotary`] | rotary_embedding of queries and keys, both pairings, by tables and positions, and its gradient | f32, f64, f16, bf16 |
 //! | [`softmax`] | softmax and log_softmax over any dimension, and their gradients | f32, f64, f16, bf16 |
 
 #![forbid(unsafe_code)]
@@ -66,6 +67,7 @@ pub mod quantize;
 pub mod quantize8;
 pub mod recurrent;
 pub mod resize;
+pub mod rotary;
 pub mod scaled_gemm;
 pub mod softmax;
 mod tensors;
@@ -97,6 +99,7 @@ pub(crate) const FAMILIES: &[&catalogue::Family] = &[
     &pool::samples::FAMILY,
     &resize::samples::FAMILY,
     &recurrent::samples::FAMILY,
+    &rotary::samples::FAMILY,
     &softmax::samples::FAMILY,
     &cross_entropy::samples::FAMILY,
 ];

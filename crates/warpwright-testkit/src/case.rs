@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use warpwright_ops::plan::Layout;
 use warpwright_ops::{Direction, PlanError};
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::{Device, Error as RuntimeError, Stream, Tensor, TensorMut, TensorRef};
@@ -243,6 +244,26 @@ impl Placed {
     /// None in practice: the range lies in the allocation.
     pub fn view_mut(&mut self) -> Result<TensorMut<'_>, CaseError> {
         Ok(self.memory.as_mut().narrow(0, self.before, self.len)?)
+    }
+
+    /// To read, as rows `[a, b, c, d]` that lie in this order or as `[a, c, b, d]`.
+    pub(crate) fn laid_out(&self, layout: &Layout) -> Result<TensorRef<'_>, CaseError> {
+        let [a, b, c, d] = layout.shape;
+        let flat = self.view()?;
+        if layout.strides == Layout::contiguous(layout.shape).strides {
+            return Ok(flat.reshape(&layout.shape)?);
+        }
+        Ok(flat.reshape(&[a, c, b, d])?.permute(&[0, 2, 1, 3])?)
+    }
+
+    /// The same to write.
+    pub(crate) fn laid_out_mut(&mut self, layout: &Layout) -> Result<TensorMut<'_>, CaseError> {
+        let [a, b, c, d] = layout.shape;
+        let flat = self.view_mut()?;
+        if layout.strides == Layout::contiguous(layout.shape).strides {
+            return Ok(flat.reshape(&layout.shape)?);
+        }
+        Ok(flat.reshape(&[a, c, b, d])?.permute(&[0, 2, 1, 3])?)
     }
 }
 

@@ -35,6 +35,7 @@ mod quantize8;
 pub mod random;
 mod recurrent;
 mod resize;
+mod rotary;
 mod scaled_gemm;
 mod softmax;
 pub mod storage;
@@ -90,6 +91,7 @@ const FAMILIES: &[fn(Scope) -> Vec<Case>] = &[
     pool::cases,
     resize::cases,
     recurrent::cases,
+    rotary::cases,
     softmax::cases,
     cross_entropy::cases,
 ];

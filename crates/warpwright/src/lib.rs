@@ -46,6 +46,7 @@
 //! | [`mod@cross_entropy`] | `cross_entropy` from logits, forward and backward; ignored rows, label smoothing | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@attention`] | `attention` with grouped heads, masks, windows, bias, ALiBi, soft capping, sinks, packed sequences, decoding from contiguous and paged caches, and its gradients | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@recurrent`] | `lstm`, `gru`, `rnn` over sequences, forward and backward: layers, both directions, lengths, projections, dropout; all steps in one launch where the weights fit the chip | f32, f64, f16, bf16 | sm_75 and later |
+//! | [`mod@rotary`] | `rotary_embedding` of queries and keys in one launch, in place too, forward and backward: halves or neighbours, a part of a head, positions | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@softmax`] | `softmax`, `log_softmax` over any dimension, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
 //!
 //! [`catalogue()`] has the same as data. f16 and bf16 are computed in f32 and rounded once; f64 is computed in f64.
@@ -106,7 +107,7 @@
 //! This crate alone is under semantic versioning. Its stable interface is what stands at its root, [`plan`](mod@plan), and in the modules of the
 //! families ([`activation`], [`mod@attention`], [`mod@batch_norm`], [`mod@cast`], [`mod@causal_conv1d`], [`mod@conv`], [`mod@cross_entropy`], [`mod@elementwise`], [`mod@matmul`], [`group_norm`](mod@group_norm), [`grouped_gemm`],
 //! [`layer_norm`](mod@layer_norm), [`local_response_norm`](mod@local_response_norm), [`pool`](mod@pool), [`mod@quantize`], [`mod@quantize8`],
-//! [`mod@recurrent`], [`mod@resize`], [`scaled_gemm`], [`mod@softmax`]) the
+//! [`mod@recurrent`], [`mod@resize`], [`mod@rotary`], [`scaled_gemm`], [`mod@softmax`]) the
 //! descriptors, arguments, options and free functions.
 //!
 //! May change with any minor version: [`dsl`], [`ptx`] and [`emu`]; the families' modules `tuning` and `reference`, and methods that
@@ -155,6 +156,10 @@ pub use warpwright_ops::recurrent::{
     recurrent, recurrent_backward, rnn, rnn_backward, rnn_cell, rnn_cell_backward,
 };
 pub use warpwright_ops::resize::{self, resize, resize_backward};
+pub use warpwright_ops::rotary::{
+    self, rotary_embedding, rotary_embedding_backward, rotary_embedding_backward_in_place,
+    rotary_embedding_in_place,
+};
 pub use warpwright_ops::scaled_gemm::{self, int8_matmul, scaled_matmul};
 pub use warpwright_ops::softmax::{self, log_softmax, log_softmax_backward, softmax, softmax_backward};
 pub use warpwright_ops::{

@@ -15,6 +15,7 @@ use crate::elementwise::Expr;
 use crate::pool::Argmax;
 use crate::quantize8::Scaling;
 use crate::resize::Mode;
+use crate::rotary::Pairing;
 use crate::softmax::MaskKind;
 
 /// An option by name.
@@ -220,8 +221,16 @@ op_options! {
     dropout: f64 = "P", ["dropout=0.5"];
     /// Classes of a row
     classes: usize = "N", ["classes=128000"];
-    /// Type of the target classes: i64 or i32 [default: i64]
+    /// Type of target classes, indices or positions: i64 or i32 [default: i64; no positions]
     index_dtype: IndexDType = "DTYPE", ["index_dtype=i32"];
+    /// Which elements of a head are rotated together [default: half]
+    pairing: Pairing = "PAIRING", ["pairing=interleaved"];
+    /// Elements of a head that are rotated [default: all]
+    rotary_dim: usize = "N", ["rotary_dim=64"];
+    /// Type of cosines and sines: that of the tensor, or f32
+    table_dtype: FloatDType = "DTYPE", ["table_dtype=f32"];
+    /// Tables have each number twice, where the elements of its pair are
+    repeated_tables: bool, ["repeated_tables", "pairing=interleaved"];
     /// The share of the target distribution that is spread over all classes
     label_smoothing: f64 = "X", ["label_smoothing=0.1"];
     /// Reduction of the losses of the rows [default: mean]
@@ -434,6 +443,7 @@ words!(Mode {
     "linear" => Self::Linear,
     "cubic" => Self::Cubic,
 });
+words!(Pairing { "half" => Self::Half, "interleaved" => Self::Interleaved, });
 words!(MaskKind { "additive" => Self::Additive, "boolean" => Self::Boolean, });
 words!(Broadcast { "row" => Self::Row, "column" => Self::Column, });
 words!(Nonlinearity { "tanh" => Self::Tanh, "relu" => Self::Relu, });

@@ -12,4 +12,5 @@ mod parts;
 mod pools;
 mod products;
 mod recurrent;
+mod rotary;
 mod rows;

@@ -39,6 +39,7 @@ use warpwright_ops::recurrent::{
     Biases, Cell, CellBackwardDesc, CellDesc, RecurrentBackwardDesc, RecurrentDesc,
 };
 use warpwright_ops::resize::{Mode, ResizeBackwardDesc, ResizeDesc};
+use warpwright_ops::rotary::{Pairing, RotaryBackwardDesc, RotaryDesc, RotaryTables};
 use warpwright_ops::scaled_gemm::ScaledGemmDesc;
 use warpwright_ops::softmax::{Softmax, SoftmaxBackwardDesc, SoftmaxDesc};
 use warpwright_ops::{Operation, Plan, catalogue};
@@ -59,7 +60,9 @@ const ROW: usize = 4096;
 /// maxima are twice its bytes or more, which a thread writes and reads 16 at a time; neighbouring cells have windows in common. Steps of
 /// a convolution read the taps of neighbouring channels, which lie one after the other, for a few elements of each. The seed of dropout
 /// has 64 bits and is the same for all lanes, which counts once for each half of a warp.
-const GATHERS: [&str; 13] = [
+const GATHERS: [&str; 15] = [
+/// a convolution read the taps of neighbouring channels, which lie one after the other, for a few elements of each. Lanes that rotate two groups
+/// of heads of a token read the same row of a table.
     "quantize_nested forward",
     "attention forward",
     "attention backward",
@@ -73,6 +76,8 @@ const GATHERS: [&str; 13] = [
     "dropout forward",
     "dropout backward",
     "dropout_add forward",
+    "rotary_embedding forward",
+    "rotary_embedding backward",
 ];
 
 /// Products of transposed matrices of few columns, whose small tiles meet some banks twice.
@@ -227,6 +232,7 @@ fn every_primitive() -> Vec<(String, Counters)> {
         let backward = CellBackwardDesc { forward: single, dc_next: false };
         add(forward.op(), "backward", count(&backward.plan(TARGET).expect("plan")));
     }
+    rotary(&mut add);
     let (group_size, order) = (64, NibbleOrder::HighFirst);
     for scheme in Scheme::ALL {
         let to = QuantizeDesc { scheme, dtype, group_size, order, len }.plan(TARGET).expect("plan");
@@ -265,6 +271,27 @@ fn every_primitive() -> Vec<(String, Counters)> {
     let back = CrossEntropyBackwardDesc { forward }.plan(TARGET).expect("plan");
     add(back.op(), "backward", count(&back));
     all
+}
+
+/// Queries with two rounds of heads and keys with one, in rows of 512 bytes.
+fn rotary(add: &mut dyn FnMut(&str, &str, Counters)) {
+    let [q, k] = [8, 4].map(|heads| Layout4::contiguous([1, 64, heads, 128]));
+    let tables = RotaryTables { dtype: DTYPE, batch: 1, rows: 64, repeated: false };
+    let forward = RotaryDesc {
+        dtype: DTYPE,
+        q,
+        k: Some(k),
+        q_rotated: q,
+        k_rotated: Some(k),
+        pairing: Pairing::Half,
+        rotary_dim: 128,
+        tables,
+        positions: None,
+    };
+    let plan = forward.plan(TARGET).expect("plan");
+    add(plan.op(), "forward", count(&plan));
+    let plan = RotaryBackwardDesc { forward }.plan(TARGET).expect("plan");
+    add(plan.op(), "backward", count(&plan));
 }
 
 /// Whole tiles and a part of one, under a causal mask.

@@ -23,6 +23,7 @@ mod ptxas;
 mod quantize8;
 mod recurrent;
 mod resize;
+mod rotary;
 mod row_norms;
 mod rows;
 mod scaled_gemm;

@@ -10,7 +10,7 @@ use warpwright_ops::attention::{
 use warpwright_ops::plan::Layout;
 use warpwright_ops::{Direction, Dropout, Operation, Plan, PlanError};
 use warpwright_ptx::{DType, Target};
-use warpwright_runtime::{TensorMut, TensorRef};
+use warpwright_runtime::TensorRef;
 
 use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject};
 use crate::inputs::{Input, Random};
@@ -226,27 +226,6 @@ struct Tensors {
     random: Option<Placed>,
 }
 
-fn view<'p>(placed: &'p Placed, layout: &Layout) -> Result<TensorRef<'p>, CaseError> {
-    Ok(shaped(placed.view()?, layout)?)
-}
-
-fn shaped<'p>(flat: TensorRef<'p>, layout: &Layout) -> Result<TensorRef<'p>, warpwright_runtime::Error> {
-    let [a, b, c, d] = layout.shape;
-    if layout.strides == Layout::contiguous(layout.shape).strides {
-        return flat.reshape(&layout.shape);
-    }
-    flat.reshape(&[a, c, b, d])?.permute(&[0, 2, 1, 3])
-}
-
-fn view_mut<'p>(placed: &'p mut Placed, layout: &Layout) -> Result<TensorMut<'p>, CaseError> {
-    let [a, b, c, d] = layout.shape;
-    let flat = placed.view_mut()?;
-    if layout.strides == Layout::contiguous(layout.shape).strides {
-        return Ok(flat.reshape(&layout.shape)?);
-    }
-    Ok(flat.reshape(&[a, c, b, d])?.permute(&[0, 2, 1, 3])?)
-}
-
 impl AttentionSubject {
     fn place(&self, bench: &Bench<'_>, inputs: &Inputs) -> Result<Tensors, CaseError> {
         let s = &self.situation;
@@ -323,7 +302,7 @@ impl AttentionSubject {
         let [query_offsets, key_offsets] =
             [0, 1].map(|i| t.offsets.as_ref().map(|offsets| offsets[i].view()).transpose());
         Ok(AttentionInputs {
-            bias: t.bias.as_ref().zip(s.bias()).map(|(b, l)| view(b, &l)).transpose()?,
+            bias: t.bias.as_ref().zip(s.bias()).map(|(b, l)| b.laid_out(&l)).transpose()?,
             slopes: t.slopes.as_ref().map(|x| self.slopes_view(x)).transpose()?,
             key_lengths: flat(&t.lengths)?,
             query_offsets: query_offsets?,
@@ -331,7 +310,7 @@ impl AttentionSubject {
             block_table: flat(&t.table)?,
             sinks: flat(&t.sinks)?,
             random: flat(&t.random)?,
-            ..AttentionInputs::new(view(&t.q, &s.q())?, view(&t.k, &s.k())?, view(&t.v, &s.v())?)
+            ..AttentionInputs::new(t.q.laid_out(&s.q())?, t.k.laid_out(&s.k())?, t.v.laid_out(&s.v())?)
         })
     }
 
@@ -416,7 +395,7 @@ impl AttentionSubject {
             let mut workspace = plan.workspace(stream)?;
             let args = AttentionArgs {
                 inputs: self.arguments(&t)?,
-                o: view_mut(&mut o, &s.o())?,
+                o: o.laid_out_mut(&s.o())?,
                 lse: lse.view_mut()?,
                 workspace: workspace.as_mut().map(warpwright_runtime::Tensor::as_mut),
             };
@@ -483,13 +462,13 @@ impl AttentionSubject {
             let mut workspace = plan.workspace(stream)?;
             let args = AttentionBackwardArgs {
                 inputs: self.arguments(&t)?,
-                o: view(&o_in, &o)?,
+                o: o_in.laid_out(&o)?,
                 lse: lse.view()?,
-                dy: view(&dy, &o)?,
-                dq: view_mut(&mut dq, &q)?,
-                dk: view_mut(&mut dk, &k)?,
-                dv: view_mut(&mut dv, &v)?,
-                dbias: of_bias.as_mut().zip(s.bias()).map(|(x, l)| view_mut(x, &l)).transpose()?,
+                dy: dy.laid_out(&o)?,
+                dq: dq.laid_out_mut(&q)?,
+                dk: dk.laid_out_mut(&k)?,
+                dv: dv.laid_out_mut(&v)?,
+                dbias: of_bias.as_mut().zip(s.bias()).map(|(x, l)| x.laid_out_mut(&l)).transpose()?,
                 dsinks: of_sinks.as_mut().map(Placed::view_mut).transpose()?,
                 workspace: workspace.as_mut().map(warpwright_runtime::Tensor::as_mut),
             };

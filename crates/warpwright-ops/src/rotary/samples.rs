@@ -1,0 +1,61 @@
+//! The family's rows of the catalogue, its descriptors from options, and the kernels of each primitive.
+
+use warpwright_ptx::kernel::Kernel;
+use warpwright_ptx::{DType, Target};
+
+use super::{OP, RotaryBackwardDesc, RotaryDesc, RotaryPositions, RotaryTables, kernel, tuning};
+use crate::PlanError;
+use crate::catalogue::{Asked, Direction, Entry, Family, Planned};
+use crate::plan::{self, Layout};
+
+/// The family.
+pub(crate) const FAMILY: Family =
+    Family { name: "rotary", aliases: &[(OP, "rotary"), (OP, "rope")], entries, plan, kernels };
+
+/// Heads and elements of a head where nothing is said.
+const HEADS: usize = 8;
+const HEAD_DIM: usize = 128;
+
+/// The family's rows of the catalogue.
+fn entries() -> Vec<Entry> {
+    Entry::both(OP).to_vec()
+}
+
+/// Plans what is asked for: queries and keys, `[batch, steps, heads, head_dim]`.
+fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
+    let o = &asked.options;
+    let head_dim = o.head_dim().unwrap_or(HEAD_DIM);
+    let heads = o.heads().unwrap_or(HEADS);
+    let num_kv_heads = o.num_kv_heads().unwrap_or(heads);
+    let batch = o.batch().unwrap_or(1);
+    let of_step = batch.saturating_mul(heads).saturating_mul(head_dim).max(1);
+    let steps = o.steps().unwrap_or((asked.len / of_step).max(1));
+    let [q, k] = [heads, num_kv_heads].map(|heads| Layout::contiguous([batch, steps, heads, head_dim]));
+    let forward = RotaryDesc {
+        dtype: asked.dtype,
+        q,
+        k: Some(k),
+        q_rotated: q,
+        k_rotated: Some(k),
+        pairing: o.pairing().unwrap_or_default(),
+        rotary_dim: o.rotary_dim().unwrap_or(head_dim),
+        tables: RotaryTables {
+            dtype: o.table_dtype().map_or(asked.dtype, |dtype| dtype.0),
+            batch: 1,
+            rows: steps,
+            repeated: o.repeated_tables().is_some(),
+        },
+        positions: o.index_dtype().map(|dtype| RotaryPositions { dtype: dtype.0, batch }),
+    };
+    asked.either(&forward, &RotaryBackwardDesc { forward: forward.clone() })
+}
+
+/// Every kernel that a plan of `entry` can hold; both directions have the same.
+fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
+    if entry.direction == Direction::Backward {
+        return Ok(Vec::new());
+    }
+    let tables = if dtype == DType::F32 { vec![dtype] } else { vec![dtype, DType::F32] };
+    let all = tables.into_iter().flat_map(|table| tuning::all(dtype).into_iter().map(move |c| (table, c)));
+    all.map(|(table, config)| plan::recorded(OP, &kernel::Rotate { dtype, table, config }, target)).collect()
+}
