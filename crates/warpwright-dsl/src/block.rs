@@ -5,7 +5,7 @@ use crate::error::IssueKind;
 use crate::flow::{Carry, Range};
 use crate::mem::{Access, FixedElement};
 use crate::reg::{Number, Reg, U32, U64};
-use crate::warp::{Reduction, WARP, warp_reduce, warp_reduce_lanes};
+use crate::warp::{Reduction, WARP, warp_inclusive_sum, warp_reduce, warp_reduce_lanes};
 
 /// Combines the values of a block, whose threads must all be here; every thread receives the result. The order of the
 /// combination depends on the block size alone, so the result is the same in every run.
@@ -40,6 +40,22 @@ where
         // A loop may come here again and overwrite the slots.
         k.barrier();
         total
+    })
+}
+
+/// The sum of the values of the threads of the block before a thread, and of its own. Whole warps, all of them here, and only once: the
+/// slots are not given back.
+#[track_caller]
+pub fn block_inclusive_sum<'k>(k: K<'k>, value: U32<'k>) -> U32<'k> {
+    k.on_behalf(|| {
+        let warps = k.block_threads() / WARP;
+        let of_warp = warp_inclusive_sum(k, value);
+        let slots = k.shared::<u32>(warps);
+        k.if_(k.lane_idx().eq(WARP - 1), || slots.at(k.warp_idx()).set(of_warp));
+        k.barrier();
+        let own = k.warp_idx();
+        (0..warps - 1)
+            .fold(of_warp, |sum, warp| sum + own.gt(warp).select(slots.at(u64::from(warp)).get(), 0))
     })
 }
 

@@ -88,7 +88,7 @@ mod transcendental;
 mod warp;
 
 pub use args::{DTypes, In, InOut, KernelArgs, Optional, OptionalParam, Out, Strided, StridedPtr};
-pub use block::block_reduce;
+pub use block::{block_inclusive_sum, block_reduce};
 pub use channels::{ChannelSizes, ChannelSizesArgs, ChannelWalk};
 pub use cluster::{AllGather, cluster_reduce};
 pub use columns::ColumnTile;

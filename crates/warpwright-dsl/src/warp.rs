@@ -127,6 +127,23 @@ impl<'k, T: Number> Reg<'k, T> {
     }
 }
 
+impl<'k> U32<'k> {
+    /// The lanes that have the same value, one bit each.
+    #[track_caller]
+    pub fn match_any(self) -> Self {
+        let dst = self.k().fresh::<u32>();
+        self.k().emit(Inst::Match {
+            all: false,
+            ty: ScalarType::B32,
+            dst: dst.id(),
+            pred: None,
+            a: self.operand(),
+            mask: ALL_LANES,
+        });
+        dst
+    }
+}
+
 impl<'k> Pred<'k> {
     /// Whether it holds in any lane.
     #[track_caller]

@@ -37,6 +37,7 @@
 //! | [`pool`] | max_pool, avg_pool, adaptive_max_pool, adaptive_avg_pool in one to three dimensions, and their gradients; channels first and last | f32, f64, f16, bf16 |
 //! | [`mod@resize`] | images at other extents: nearest, linear, bicubic, and their gradients; channels first and last | f32, f64, f16, bf16 |
 //! | [`mod@cross_entropy`] | the loss of classes from logits, and its gradient | f32, f64, f16, bf16 |
+//! | [`mod@embedding`] | rows of a table by their indices (index_select), and the gradient of the table in a fixed order | f32, f64, f16, bf16 |
 //! | [`mod@recurrent`] | lstm, gru, rnn over sequences, with layers, directions and lengths, and their gradients | f32, f64, f16, bf16 |
 //! | [`rotary`] | rotary_embedding of queries and keys, both pairings, by tables and positions, and its gradient | f32, f64, f16, bf16 |
 //! | [`softmax`] | softmax and log_softmax over any dimension, and their gradients | f32, f64, f16, bf16 |
@@ -53,6 +54,7 @@ pub mod conv;
 pub mod cross_entropy;
 mod dropout;
 pub mod elementwise;
+pub mod embedding;
 mod error;
 pub mod gemm;
 pub mod group_norm;
@@ -102,4 +104,5 @@ pub(crate) const FAMILIES: &[&catalogue::Family] = &[
     &rotary::samples::FAMILY,
     &softmax::samples::FAMILY,
     &cross_entropy::samples::FAMILY,
+    &embedding::samples::FAMILY,
 ];

@@ -17,6 +17,7 @@ mod causal_conv1d;
 mod conv;
 mod cross_entropy;
 mod elementwise;
+mod embedding;
 mod gemm;
 mod group_norm;
 mod grouped_gemm;
@@ -94,6 +95,7 @@ const FAMILIES: &[fn(Scope) -> Vec<Case>] = &[
     rotary::cases,
     softmax::cases,
     cross_entropy::cases,
+    embedding::cases,
 ];
 
 /// The cases that `filter` admits, family by family.

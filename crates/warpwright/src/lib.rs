@@ -44,6 +44,7 @@
 //! | [`scaled_gemm`] | products of `e4m3`, `e5m2` and `int8` matrices with scales for a tensor, rows, 1 x 128 or 128 x 128 elements, with bias and activation; of `int8` to i32 | f32, f16, bf16 | sm_75 and later; 8-bit floats sm_89 and later |
 //! | [`grouped_gemm`] | `grouped_matmul`, `grouped_matmul_k`: products of ragged groups of rows, or of the common dimension, whose ends are on the device | f32, f16, bf16 | sm_75 and later |
 //! | [`mod@cross_entropy`] | `cross_entropy` from logits, forward and backward; ignored rows, label smoothing | f32, f64, f16, bf16 | sm_75 and later |
+//! | [`mod@embedding`] | `embedding` (`index_select` of rows), forward and backward without atomics on floats; a padding row, means by frequency | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@attention`] | `attention` with grouped heads, masks, windows, bias, ALiBi, soft capping, sinks, packed sequences, decoding from contiguous and paged caches, and its gradients | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@recurrent`] | `lstm`, `gru`, `rnn` over sequences, forward and backward: layers, both directions, lengths, projections, dropout; all steps in one launch where the weights fit the chip | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@rotary`] | `rotary_embedding` of queries and keys in one launch, in place too, forward and backward: halves or neighbours, a part of a head, positions | f32, f64, f16, bf16 | sm_75 and later |
@@ -105,7 +106,7 @@
 //! # What is stable
 //!
 //! This crate alone is under semantic versioning. Its stable interface is what stands at its root, [`plan`](mod@plan), and in the modules of the
-//! families ([`activation`], [`mod@attention`], [`mod@batch_norm`], [`mod@cast`], [`mod@causal_conv1d`], [`mod@conv`], [`mod@cross_entropy`], [`mod@elementwise`], [`mod@matmul`], [`group_norm`](mod@group_norm), [`grouped_gemm`],
+//! families ([`activation`], [`mod@attention`], [`mod@batch_norm`], [`mod@cast`], [`mod@causal_conv1d`], [`mod@conv`], [`mod@cross_entropy`], [`mod@elementwise`], [`mod@embedding`], [`mod@matmul`], [`group_norm`](mod@group_norm), [`grouped_gemm`],
 //! [`layer_norm`](mod@layer_norm), [`local_response_norm`](mod@local_response_norm), [`pool`](mod@pool), [`mod@quantize`], [`mod@quantize8`],
 //! [`mod@recurrent`], [`mod@resize`], [`mod@rotary`], [`scaled_gemm`], [`mod@softmax`]) the
 //! descriptors, arguments, options and free functions.
@@ -136,6 +137,7 @@ pub use warpwright_ops::causal_conv1d::{self, causal_conv1d, causal_conv1d_backw
 pub use warpwright_ops::conv::{self, conv, conv_backward};
 pub use warpwright_ops::cross_entropy::{self, cross_entropy, cross_entropy_backward};
 pub use warpwright_ops::elementwise::{self, dropout, dropout_add, dropout_backward};
+pub use warpwright_ops::embedding::{self, embedding, embedding_backward};
 pub use warpwright_ops::gemm::{self as matmul, matmul};
 pub use warpwright_ops::group_norm::{
     self, group_norm, group_norm_backward, instance_norm, instance_norm_backward,

@@ -5,6 +5,7 @@ mod causal_conv1d;
 mod clusters;
 mod conv;
 mod elementwise;
+mod embedding;
 mod gradients;
 mod harness;
 mod norms;

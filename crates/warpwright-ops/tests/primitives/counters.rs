@@ -19,6 +19,7 @@ use warpwright_ops::causal_conv1d::{
 use warpwright_ops::conv::{Axis, Conv, ConvBackwardDesc, ConvDesc};
 use warpwright_ops::cross_entropy::{CrossEntropyBackwardDesc, CrossEntropyDesc, Reduction};
 use warpwright_ops::elementwise::{ElementwiseDesc, Expr, InputDesc};
+use warpwright_ops::embedding::{EmbeddingBackwardDesc, EmbeddingDesc};
 use warpwright_ops::gemm::GemmDesc;
 use warpwright_ops::group_norm::{GroupNormBackwardDesc, GroupNormDesc, GroupShape};
 use warpwright_ops::grouped_gemm::GroupedGemmDesc;
@@ -59,10 +60,9 @@ const ROW: usize = 4096;
 /// at a time, as the accumulators of tensor cores lie, and reads the sums of the queries of a tile in pairs. The indices of a vector of
 /// maxima are twice its bytes or more, which a thread writes and reads 16 at a time; neighbouring cells have windows in common. Steps of
 /// a convolution read the taps of neighbouring channels, which lie one after the other, for a few elements of each. The seed of dropout
-/// has 64 bits and is the same for all lanes, which counts once for each half of a warp.
-const GATHERS: [&str; 15] = [
-/// a convolution read the taps of neighbouring channels, which lie one after the other, for a few elements of each. Lanes that rotate two groups
-/// of heads of a token read the same row of a table.
+/// has 64 bits and is the same for all lanes, which counts once for each half of a warp. Lanes that rotate two groups of heads of a token
+/// read the same row of a table. Indices are sorted by a binary search and by scattering them.
+const GATHERS: [&str; 16] = [
     "quantize_nested forward",
     "attention forward",
     "attention backward",
@@ -78,6 +78,7 @@ const GATHERS: [&str; 15] = [
     "dropout_add forward",
     "rotary_embedding forward",
     "rotary_embedding backward",
+    "embedding backward",
 ];
 
 /// Products of transposed matrices of few columns, whose small tiles meet some banks twice.
@@ -111,6 +112,10 @@ fn count<O: Operation>(plan: &Plan<O>) -> Counters {
                 // Groups of 60 rows, which end within tiles.
                 let values = match spec.name {
                     "ends" => (1..=spec.len).map(|group| 60.0 * group as f64).collect(),
+                    // Every second row once, and one row as often as all of them.
+                    "indices" if spec.dtype == DType::I32 => {
+                        (0..spec.len).map(|i| if i % 2 == 0 { i as f64 } else { 7.0 }).collect()
+                    }
                     _ => Input::Normal.values(spec.len, slot as u64),
                 };
                 let bytes = storage::encode(spec.dtype, &values);
@@ -270,6 +275,12 @@ fn every_primitive() -> Vec<(String, Counters)> {
     add(to.op(), "forward", count(&to));
     let back = CrossEntropyBackwardDesc { forward }.plan(TARGET).expect("plan");
     add(back.op(), "backward", count(&back));
+    let forward = EmbeddingDesc { dtype, index: DType::I32, num_embeddings: 600, dim: LEN / 512, count: 512 };
+    let plan = forward.plan(TARGET).expect("plan");
+    add(plan.op(), "forward", count(&plan));
+    let desc = EmbeddingBackwardDesc { forward, padding_idx: None, scale_grad_by_freq: false };
+    let plan = desc.plan(TARGET).expect("plan");
+    add(plan.op(), "backward", count(&plan));
     all
 }
 

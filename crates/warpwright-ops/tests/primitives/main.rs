@@ -10,6 +10,7 @@ mod conv;
 mod counters;
 mod cuda;
 mod elementwise;
+mod embedding;
 mod emulator;
 mod gemm;
 mod gemm_f32;

@@ -1,0 +1,64 @@
+//! Kernels of embeddings.
+
+use warpwright_ops::Operation;
+use warpwright_ops::embedding::{EmbeddingBackwardDesc, EmbeddingDesc};
+use warpwright_ops::plan::TensorSpec;
+use warpwright_ptx::DType;
+use warpwright_testkit::inputs::{Input, Random};
+
+use crate::harness::{Sweep, TARGET, plans};
+
+/// Normal numbers; indices of all rows, those beside the first and the last, and such as have a row in their lower word.
+fn fill(specs: &[TensorSpec], slot: usize) -> Vec<f64> {
+    let spec = &specs[slot];
+    if spec.name != "indices" {
+        return Input::Normal.values(spec.len, slot as u64);
+    }
+    let of = |name: &str| specs.iter().find(|spec| spec.name == name).map_or(0, |spec| spec.len);
+    let (table, rows) = (of("weight").max(of("dweight")), of("y").max(of("dy")));
+    // `dim` is the rows' elements over the indices.
+    let num_embeddings = table / (rows / spec.len.max(1)).max(1);
+    let high = if spec.dtype == DType::I64 { (1u64 << 32) as f64 } else { -1e9 };
+    let mut random = Random::new(9);
+    let one = |i: usize| match i % 16 {
+        3 => -1.0,
+        6 => num_embeddings as f64,
+        9 => high + 1.0,
+        12 | 13 => (num_embeddings - 1) as f64,
+        14 | 15 => 0.0,
+        _ => (random.bits() % num_embeddings as u64) as f64,
+    };
+    (0..spec.len).map(one).collect()
+}
+
+/// Rows of the table, elements of a row, indices.
+type Shape = (usize, usize, usize);
+
+fn desc((num_embeddings, dim, count): Shape, index: DType) -> EmbeddingDesc {
+    EmbeddingDesc { dtype: DType::F32, index, num_embeddings, dim, count }
+}
+
+#[test]
+fn defects_of_taking_rows_are_noticed() {
+    for index in [DType::I64, DType::I32] {
+        // The last vectors of a launch are in each of a thread's places; rows end inside and at the end of a block's.
+        let shapes: [Shape; 6] =
+            [(9, 4, 100), (9, 8, 256), (9, 12, 300), (9, 4, 1024), (9, 4, 1030), (9, 2, 129)];
+        let plan = |shape: Shape| desc(shape, index).plan(TARGET).expect("plan");
+        Sweep::new(fill).check(&plans(&shapes, plan));
+    }
+}
+
+#[test]
+fn defects_of_the_gradient_are_noticed() {
+    for index in [DType::I64, DType::I32] {
+        let shapes: [Shape; 5] = [(7, 4, 300), (600, 4, 2500), (3, 132, 64), (33, 6, 200), (2, 1, 4200)];
+        let plan = |shape: Shape| {
+            let padding_idx = Some(shape.0 / 2).filter(|row| *row > 1);
+            let scale_grad_by_freq = shape.0 % 2 == 0;
+            let desc = EmbeddingBackwardDesc { forward: desc(shape, index), padding_idx, scale_grad_by_freq };
+            desc.plan(TARGET).expect("plan")
+        };
+        Sweep::new(fill).check(&plans(&shapes, plan));
+    }
+}
