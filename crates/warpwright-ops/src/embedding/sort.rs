@@ -83,7 +83,7 @@ impl<'k> Source<'k> {
         });
     }
 
-    /// Counts the digits of every warp in shared memory.
+    /// Counts the digits of every warp in shared memory. Other warps see them behind a barrier.
     fn count(self, k: K<'k>, first: bool) -> Ptr<'k, Shared, u32> {
         let counts = k.shared::<u32>(WARPS * DIGITS);
         for warp in 0..WARPS {
@@ -97,7 +97,6 @@ impl<'k> Source<'k> {
             });
             k.warp_barrier();
         });
-        k.barrier();
         counts
     }
 }
@@ -123,6 +122,7 @@ impl KernelDef for Count {
     fn build<'k>(&self, k: K<'k>, a: CountParams<'k>) {
         k.after_previous_grid();
         let counts = a.source.count(k, self.first);
+        k.barrier();
         let digit = k.thread_idx();
         let of_warps: Lanes<'k, u32> =
             (0..WARPS).map(|warp| counts.at(digit + warp * DIGITS).get()).collect();
@@ -160,6 +160,7 @@ impl KernelDef for Scatter {
                 (all + count, before + (tile + i).lt(own).select(count, 0))
             })
         });
+        // Its barrier is the one behind which the counts of all warps are there.
         let first = block_inclusive_sum(k, all) - all + before;
         let _ = (0..WARPS).fold(first, |first, warp| {
             let of_warp = counts.at(digit + warp * DIGITS);
