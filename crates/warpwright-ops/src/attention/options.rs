@@ -174,7 +174,7 @@ fn row_is_contiguous(name: &'static str, layout: &Layout) -> Result<(), PlanErro
 
 /// Two elements of a result must not share a place.
 pub(super) fn check_outputs(outputs: &[(&'static str, &Layout)]) -> Result<(), PlanError> {
-    for (name, layout) in outputs.iter().filter(|(_, layout)| !layout.is_without_overlap()) {
+    if let Some((name, layout)) = outputs.iter().find(|(_, layout)| !layout.is_without_overlap()) {
         let got = format!("strides {:?} of {:?}", layout.strides, layout.shape);
         return Err(parameter(name, got, "a layout without overlap"));
     }
