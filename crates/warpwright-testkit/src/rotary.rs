@@ -315,7 +315,7 @@ impl Subject for RotarySubject {
                 (Some(y), Some(k)) => Some(y.laid_out_mut(&k.layout)?),
                 _ => None,
             };
-            Ok(match self.direction {
+            match self.direction {
                 Direction::Forward => {
                     let args = RotaryArgs { angles, q: of_q, k: of_k, q_rotated: to_q, k_rotated: to_k };
                     desc.plan(target)?.launch(stream, args)?;
@@ -325,7 +325,8 @@ impl Subject for RotarySubject {
                         RotaryBackwardArgs { angles, dq_rotated: of_q, dk_rotated: of_k, dq: to_q, dk: to_k };
                     RotaryBackwardDesc { forward: desc }.plan(target)?.launch(stream, args)?;
                 }
-            })
+            }
+            Ok(())
         })?;
         let result = bench.compare(&y_q, &q.expected)?;
         match (&y_k, &k) {
