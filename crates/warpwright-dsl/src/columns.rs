@@ -2,6 +2,8 @@
 //! neighbouring columns, so that the loads of a warp lie next to each other.
 
 use crate::context::K;
+use crate::exchange::Slots;
+use crate::flow::Carry;
 use crate::kernel::Accumulate;
 use crate::lanes::Lanes;
 use crate::mem::{Ptr, Shared};
@@ -75,6 +77,40 @@ impl<'k> ColumnTile<'k> {
         self.k.on_behalf(|| {
             let (first, end) = (self.team.to_u64(), self.inside.select(n, 0));
             RowLoop::new(self.k, first, end, u64::from(self.teams()), unroll).with_pitch(self.inner)
+        })
+    }
+
+    /// The number of the thread's team.
+    pub fn team(&self) -> U32<'k> {
+        self.team
+    }
+
+    /// Whether the tensor has the thread's columns.
+    pub fn inside(&self) -> Pred<'k> {
+        self.inside
+    }
+
+    /// Combines values of several registers that the teams, a power of two of them, have of the same columns: half of the teams
+    /// take what the other half has, until the first team has all. What other teams receive means nothing. All threads of the
+    /// block are here, once.
+    #[track_caller]
+    pub fn halve_teams<C: Carry<'k> + Clone>(&self, value: C, combine: impl Fn(C, C) -> C) -> C {
+        let Self { k, lanes, lane, team, .. } = *self;
+        k.on_behalf(|| {
+            let slots = Slots::new(k, &value, k.block_threads());
+            let (mut value, mut teams, mut first) = (value, self.teams(), 0);
+            while teams > 1 {
+                teams /= 2;
+                // Slots of its own for each round, so that none waits for the one before.
+                let at = lane + first * lanes;
+                let upper = (team >> teams.trailing_zeros()).eq(1);
+                k.if_(upper, || slots.store((team & (teams - 1)) * lanes + at, &value));
+                k.barrier();
+                let both = || combine(value.clone(), slots.load(team * lanes + at, &value));
+                value = k.if_else(team.lt(teams), both, || value.clone());
+                first += teams;
+            }
+            value
         })
     }
 

@@ -404,6 +404,11 @@ impl<'k> RowVector<'k> {
         self.along
     }
 
+    /// Its number along the loop: the elements from the start of the row, or with a pitch the rows.
+    pub fn number(&self) -> U64<'k> {
+        self.at
+    }
+
     /// Whether it lies in the row, if the loop itself does not say so. Recorded once, by the first who asks.
     #[track_caller]
     pub fn inside(&self) -> Option<Pred<'k>> {

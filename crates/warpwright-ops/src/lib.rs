@@ -35,6 +35,7 @@
 //! | [`layer_norm`] | layer_norm, rms_norm, with a fused residual, and their gradients | f32, f64, f16, bf16 |
 //! | [`local_response_norm`] | local_response_norm and its gradient | f32, f64, f16, bf16 |
 //! | [`pool`] | max_pool, avg_pool, adaptive_max_pool, adaptive_avg_pool in one to three dimensions, and their gradients; channels first and last | f32, f64, f16, bf16 |
+//! | [`reduce`] | sum, mean, amax, amin over any dimensions; argmax, argmin over one | f32, f64, f16, bf16 |
 //! | [`mod@resize`] | images at other extents: nearest, linear, bicubic, and their gradients; channels first and last | f32, f64, f16, bf16 |
 //! | [`mod@cross_entropy`] | the loss of classes from logits, and its gradient | f32, f64, f16, bf16 |
 //! | [`mod@embedding`] | rows of a table by their indices (index_select), and the gradient of the table in a fixed order | f32, f64, f16, bf16 |
@@ -68,6 +69,7 @@ pub mod pool;
 pub mod quantize;
 pub mod quantize8;
 pub mod recurrent;
+pub mod reduce;
 pub mod resize;
 pub mod rotary;
 pub mod scaled_gemm;
@@ -99,6 +101,7 @@ pub(crate) const FAMILIES: &[&catalogue::Family] = &[
     &layer_norm::samples::FAMILY,
     &local_response_norm::samples::FAMILY,
     &pool::samples::FAMILY,
+    &reduce::samples::FAMILY,
     &resize::samples::FAMILY,
     &recurrent::samples::FAMILY,
     &rotary::samples::FAMILY,

@@ -35,6 +35,7 @@ mod quantize;
 mod quantize8;
 pub mod random;
 mod recurrent;
+mod reduce;
 mod resize;
 mod rotary;
 mod scaled_gemm;
@@ -90,6 +91,7 @@ const FAMILIES: &[fn(Scope) -> Vec<Case>] = &[
     layer_norm::cases,
     local_response_norm::cases,
     pool::cases,
+    reduce::cases,
     resize::cases,
     recurrent::cases,
     rotary::cases,

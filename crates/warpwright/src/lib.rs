@@ -38,6 +38,7 @@
 //! | [`layer_norm`](mod@layer_norm) | `layer_norm`, `rms_norm`, with an optional residual added first, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`local_response_norm`](mod@local_response_norm) | `local_response_norm`, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`pool`](mod@pool) | `max_pool`, `avg_pool`, `adaptive_max_pool`, `adaptive_avg_pool` in one to three dimensions, forward and backward, channels first and last | f32, f64, f16, bf16 | sm_75 and later |
+//! | [`reduce`] | `sum`, `mean`, `amax`, `amin` over any dimensions, `argmax`, `argmin` over one, `sum_to_shape` (the gradient of broadcasting) | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@resize`] | `resize` (`interpolate`): nearest, linear, cubic, area in one to three dimensions, forward and backward, channels first and last | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@quantize`] | 4-bit `nf4`, `fp4`, `int4` symmetric and asymmetric, any group size, to codes and back; nested scales | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@quantize8`] | 8-bit `e4m3`, `e5m2` and `int8` codes with a scale for a tensor, a row, 1 x 128 or 128 x 128 elements, and back | f32, f16, bf16 | sm_75 and later; 8-bit floats sm_89 and later |
@@ -108,7 +109,7 @@
 //! This crate alone is under semantic versioning. Its stable interface is what stands at its root, [`plan`](mod@plan), and in the modules of the
 //! families ([`activation`], [`mod@attention`], [`mod@batch_norm`], [`mod@cast`], [`mod@causal_conv1d`], [`mod@conv`], [`mod@cross_entropy`], [`mod@elementwise`], [`mod@embedding`], [`mod@matmul`], [`group_norm`](mod@group_norm), [`grouped_gemm`],
 //! [`layer_norm`](mod@layer_norm), [`local_response_norm`](mod@local_response_norm), [`pool`](mod@pool), [`mod@quantize`], [`mod@quantize8`],
-//! [`mod@recurrent`], [`mod@resize`], [`mod@rotary`], [`scaled_gemm`], [`mod@softmax`]) the
+//! [`mod@recurrent`], [`reduce`], [`mod@resize`], [`mod@rotary`], [`scaled_gemm`], [`mod@softmax`]) the
 //! descriptors, arguments, options and free functions.
 //!
 //! May change with any minor version: [`dsl`], [`ptx`] and [`emu`]; the families' modules `tuning` and `reference`, and methods that
@@ -157,6 +158,7 @@ pub use warpwright_ops::recurrent::{
     self, gru, gru_backward, gru_cell, gru_cell_backward, lstm, lstm_backward, lstm_cell, lstm_cell_backward,
     recurrent, recurrent_backward, rnn, rnn_backward, rnn_cell, rnn_cell_backward,
 };
+pub use warpwright_ops::reduce::{self, amax, amin, argmax, argmin, mean, sum, sum_to_shape};
 pub use warpwright_ops::resize::{self, resize, resize_backward};
 pub use warpwright_ops::rotary::{
     self, rotary_embedding, rotary_embedding_backward, rotary_embedding_backward_in_place,

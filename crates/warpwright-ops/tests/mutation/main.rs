@@ -14,4 +14,5 @@ mod pools;
 mod products;
 mod recurrent;
 mod rotary;
+mod reduce;
 mod rows;

@@ -23,6 +23,7 @@ mod pool;
 mod ptxas;
 mod quantize8;
 mod recurrent;
+mod reduce;
 mod resize;
 mod rotary;
 mod row_norms;

@@ -1,0 +1,123 @@
+//! Reductions over dimensions.
+
+use warpwright_ops::plan::TensorSpec;
+use warpwright_ops::reduce::tuning::{Config, Layout, Pass};
+use warpwright_ops::reduce::{ArgReduceDesc, ArgReduceFunction, ReduceDesc, ReduceFunction};
+use warpwright_ptx::DType;
+use warpwright_testkit::inputs::Input;
+
+use crate::harness::{Sweep, TARGET, plans};
+
+/// Few numbers, each many times, behind results all of whose elements are infinite.
+fn ties(specs: &[TensorSpec], slot: usize) -> Vec<f64> {
+    let values = Input::Normal.values(specs[slot].len, slot as u64).into_iter().map(f64::round);
+    values.enumerate().map(|(i, x)| if i < 48 { f64::INFINITY } else { x }).collect()
+}
+
+/// Numbers none of which is like another.
+fn normal(specs: &[TensorSpec], slot: usize) -> Vec<f64> {
+    Input::Normal.values(specs[slot].len, slot as u64)
+}
+
+/// A pass over `[outer, n, inner]` in parts.
+fn pass([outer, n, inner]: [u64; 3], part: u64, layout: Layout, width: u32) -> Pass {
+    let threads = 64;
+    Pass { outer, n, inner, part, config: Config { layout, width, threads } }
+}
+
+/// Shapes with the vectors of each round of a thread, ending at, before and behind each.
+fn shapes(layout: Layout, width: u32) -> Vec<Pass> {
+    let whole = |sizes: [u64; 3]| pass(sizes, sizes[1].max(1), layout, width);
+    let wide = u64::from(width);
+    match layout {
+        Layout::Rows { team: 1 } => {
+            let rows = [63, 64, 65].map(|outer| [outer, 2 * wide, 1]);
+            rows.into_iter().chain([[3, wide, 1]]).map(whole).collect()
+        }
+        Layout::Rows { team } => {
+            let round = wide * u64::from(team);
+            // Rows of teams that are smaller than a warp are whole vectors.
+            let odd = if team < 32 && width > 1 { wide } else { wide + 1 };
+            (0..=8).flat_map(|u| [round * u + odd, round * u + wide * 7]).map(|n| whole([3, n, 1])).collect()
+        }
+        Layout::Columns { .. } => {
+            let rows = (0..=8).flat_map(|u| [16 * u + 1, 16 * u + 2, 16 * u + 16]);
+            rows.map(|n| whole([2, n, 5 * wide])).collect()
+        }
+        Layout::Flat => {
+            let around = [15, 16, 17].map(|outer| [outer, 2, 4 * wide]);
+            (1..=9).map(|n| [3, n, 5 * wide]).chain(around).map(whole).collect()
+        }
+    }
+}
+
+const LAYOUTS: [(Layout, u32); 8] = [
+    (Layout::Rows { team: 1 }, 4),
+    (Layout::Rows { team: 8 }, 4),
+    (Layout::Rows { team: 32 }, 4),
+    (Layout::Rows { team: 64 }, 1),
+    (Layout::Columns { lanes: 4 }, 4),
+    (Layout::Columns { lanes: 4 }, 1),
+    (Layout::Flat, 4),
+    (Layout::Flat, 1),
+];
+
+fn checks(function: ReduceFunction, layouts: &[(Layout, u32)]) {
+    for &(layout, width) in layouts {
+        let passes = shapes(layout, width);
+        Sweep::new(normal).check(&plans(&passes, |pass: Pass| {
+            let shape = [pass.outer, pass.n, pass.inner].map(|extent| extent as usize).to_vec();
+            let dtype = DType::F32;
+            let desc = ReduceDesc { function, dtype, y_dtype: dtype, shape, dims: vec![1] };
+            desc.plan_with(TARGET, &[pass]).expect("plan")
+        }));
+    }
+}
+
+fn search(passes: &[Pass]) -> warpwright_ops::Plan<ArgReduceDesc> {
+    let [outer, n, inner] = [passes[0].outer, passes[0].n, passes[0].inner].map(|extent| extent as usize);
+    let desc = ArgReduceDesc { function: ArgReduceFunction::Argmin, dtype: DType::F32, outer, n, inner };
+    desc.plan_with(TARGET, passes).expect("plan")
+}
+
+#[test]
+fn defects_of_sums_are_noticed() {
+    checks(ReduceFunction::Mean, &LAYOUTS[..5]);
+}
+
+#[test]
+#[ignore = "nightly: mutation-norms"]
+fn defects_of_every_reduction_are_noticed() {
+    checks(ReduceFunction::Sum, &LAYOUTS[5..]);
+    checks(ReduceFunction::Amin, &LAYOUTS);
+}
+
+/// Parts of rows and of columns, and the passes that put them together.
+#[test]
+fn defects_of_sums_in_parts_are_noticed() {
+    let (rows, columns) = (Layout::Rows { team: 64 }, Layout::Columns { lanes: 4 });
+    let cases = [(rows, [2, 130, 1], 50), (rows, [3, 129, 1], 64), (columns, [2, 45, 6], 20)];
+    Sweep::new(normal).check(&plans(&cases, |(layout, sizes, part)| {
+        let first = pass(sizes, part, layout, 1);
+        let rest = Pass { n: first.parts(), part: first.parts(), ..first };
+        let shape = sizes.map(|extent| extent as usize).to_vec();
+        let (function, dtype) = (ReduceFunction::Mean, DType::F32);
+        let desc = ReduceDesc { function, dtype, y_dtype: dtype, shape, dims: vec![1] };
+        desc.plan_with(TARGET, &[first, rest]).expect("plan")
+    }));
+}
+
+#[test]
+#[ignore = "nightly: mutation-norms"]
+fn defects_of_searches_are_noticed() {
+    for (layout, width) in LAYOUTS {
+        let sizes: Vec<Pass> = shapes(layout, width);
+        // A pass whose extremes are wanted, and one that takes the positions of those.
+        let small = shapes(layout, width)[..2].iter().map(|pass| Pass { n: 12, part: 4, ..*pass }).collect();
+        let both: Vec<Pass> = [sizes, small].concat();
+        Sweep::new(ties).check(&plans(&both, |pass: Pass| match pass.parts() {
+            1 => search(&[pass]),
+            parts => search(&[pass, Pass { n: parts, part: parts, ..pass }]),
+        }));
+    }
+}
