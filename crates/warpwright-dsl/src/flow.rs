@@ -245,6 +245,38 @@ impl<'k> K<'k> {
         state
     }
 
+    /// One of `count` values, by binary search in branches: the last whose `begins` holds, of which the first need not be asked.
+    /// `begins` must hold of no value behind one of which it does not. Threads of a warp that look for the same value do not
+    /// diverge.
+    #[track_caller]
+    pub fn search<C: Carry<'k>>(
+        self,
+        count: usize,
+        begins: &impl Fn(usize) -> Pred<'k>,
+        value: &impl Fn(usize) -> C,
+    ) -> C {
+        self.search_between(0, count, begins, value)
+    }
+
+    #[track_caller]
+    fn search_between<C: Carry<'k>>(
+        self,
+        from: usize,
+        end: usize,
+        begins: &impl Fn(usize) -> Pred<'k>,
+        value: &impl Fn(usize) -> C,
+    ) -> C {
+        if end - from <= 1 {
+            return value(from);
+        }
+        let middle = usize::midpoint(from, end);
+        self.if_else(
+            begins(middle),
+            || self.search_between(middle, end, begins, value),
+            || self.search_between(from, middle, begins, value),
+        )
+    }
+
     /// Runs `body` for each value of the range.
     #[track_caller]
     pub fn for_each<T: Integer>(self, range: Range<'k, T>, body: impl FnOnce(Reg<'k, T>)) {

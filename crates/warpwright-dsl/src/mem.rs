@@ -254,6 +254,12 @@ impl<'k, S: Space, E: Element> Ptr<'k, S, E> {
         if self.offset == 0 { base } else { base + self.offset.cast_unsigned() }
     }
 
+    /// The same kind of pointer to another address, such as one that was chosen among several by a branch. What lies there must
+    /// be of the pointer's type, in its space.
+    pub fn at_address(self, address: U64<'k>) -> Self {
+        Self { base: address.id(), offset: 0, ..self }
+    }
+
     /// The operand of a [`raw`](K::raw) access.
     pub fn operand(self) -> Address {
         Address::reg(self.base, self.offset)

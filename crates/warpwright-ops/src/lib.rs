@@ -35,6 +35,7 @@
 //! | [`layer_norm`] | layer_norm, rms_norm, with a fused residual, and their gradients | f32, f64, f16, bf16 |
 //! | [`local_response_norm`] | local_response_norm and its gradient | f32, f64, f16, bf16 |
 //! | [`pool`] | max_pool, avg_pool, adaptive_max_pool, adaptive_avg_pool in one to three dimensions, and their gradients; channels first and last | f32, f64, f16, bf16 |
+//! | [`optimizer`] | adamw, adam, sgd, grad_norm, clip_grad_norm over lists of parameters | f32, f64, f16, bf16 |
 //! | [`reduce`] | sum, mean, amax, amin over any dimensions; argmax, argmin over one | f32, f64, f16, bf16 |
 //! | [`mod@resize`] | images at other extents: nearest, linear, bicubic, and their gradients; channels first and last | f32, f64, f16, bf16 |
 //! | [`mod@cross_entropy`] | the loss of classes from logits, and its gradient | f32, f64, f16, bf16 |
@@ -64,6 +65,7 @@ mod images;
 pub mod layer_norm;
 pub mod local_response_norm;
 mod norm;
+pub mod optimizer;
 pub mod plan;
 pub mod pool;
 pub mod quantize;
@@ -102,6 +104,7 @@ pub(crate) const FAMILIES: &[&catalogue::Family] = &[
     &local_response_norm::samples::FAMILY,
     &pool::samples::FAMILY,
     &reduce::samples::FAMILY,
+    &optimizer::samples::FAMILY,
     &resize::samples::FAMILY,
     &recurrent::samples::FAMILY,
     &rotary::samples::FAMILY,

@@ -557,6 +557,9 @@ impl<O: Operation> Plan<O> {
             checker.elements(spec.name, view, spec.len)?;
             checker.aligned(spec.name, view, spec.dtype.bytes() as u64)?;
         }
+        if tensors.len() > MANY_TENSORS && are_apart(views, arguments) {
+            return Ok(());
+        }
         for (slot, (spec, argument)) in tensors.iter().zip(arguments).enumerate() {
             let Binding::Output(y) = argument else { continue };
             for (other_slot, other) in tensors.iter().enumerate().filter(|&(s, _)| s != slot) {
@@ -574,6 +577,18 @@ impl<O: Operation> Plan<O> {
         }
         Ok(())
     }
+}
+
+/// Tensors that are held against each other one by one.
+const MANY_TENSORS: usize = 32;
+
+/// Whether no two tensors of a launch have bytes in common, but for those that are updated.
+fn are_apart(views: &[Option<&TensorRef<'_>>], arguments: &[Binding<'_>]) -> bool {
+    let of_its_own = |argument: &Binding<'_>| !matches!(argument, Binding::InPlace { .. });
+    let all = views.iter().zip(arguments).filter(|(_, argument)| of_its_own(argument));
+    let mut ranges: Vec<_> = all.filter_map(|(view, _)| view.and_then(|view| view.byte_range())).collect();
+    ranges.sort_unstable_by_key(|range| range.start);
+    ranges.is_sorted_by(|before, after| before.end <= after.start)
 }
 
 /// Calls `f` with a list of `count` items, without an allocation unless it is long.

@@ -144,6 +144,23 @@ impl Member for OutSlot {
     }
 }
 
+impl Member for InOutSlot {
+    fn moved(self, by: u32) -> Self {
+        Self { before: self.before.moved(by), after: self.after.moved(by) }
+    }
+}
+
+/// Appends the tensors of groups; what a group updates has its output in the same group.
+pub(crate) fn extend_by_groups<'a, G: Arguments<'a>>(all: &mut Vec<Binding<'a>>, groups: Vec<G>) {
+    for group in groups {
+        let first = all.len();
+        all.extend(group.bindings().into_iter().map(|binding| match binding {
+            Binding::InPlace { output } => Binding::InPlace { output: first + output },
+            other => other,
+        }));
+    }
+}
+
 impl EachSlot {
     pub(crate) const fn of_field(fields: &[Field], field: usize) -> Self {
         let of_group = match fields[field].kind {
@@ -527,7 +544,7 @@ macro_rules! tensors {
     (@write $all:ident, $self:ident, $field:ident, $($kind:ident)+) => {};
 
     (@each $all:ident, $self:ident, $field:ident, Each $group:ident) => {
-        $all.extend($self.$field.into_iter().flat_map($crate::tensors::Arguments::bindings))
+        $crate::tensors::extend_by_groups(&mut $all, $self.$field)
     };
     (@each $all:ident, $self:ident, $field:ident, $($kind:ident)+) => {};
 }
@@ -623,6 +640,44 @@ mod tests {
             /// Not always there.
             bias: Option<In>,
         }
+    }
+
+    tensors! {
+        /// Tensors of a part that is updated.
+        struct UpdatedArgs<'a> {
+            /// Updated.
+            state: InOut,
+            /// Not always there.
+            average: Option<InOut>,
+        }
+    }
+
+    tensors! {
+        /// Tensors of several updates.
+        struct UpdatesArgs<'a> {
+            /// Read.
+            x: In,
+            /// Of each part.
+            parts: Each<UpdatedArgs>,
+        }
+    }
+
+    #[test]
+    fn groups_are_updated_in_their_own_slots() {
+        let slot = UpdatesArgs::parts.of(1, UpdatedArgs::state);
+        assert_eq!((slot.before(), slot.after()), (InSlot::new(5, "state"), OutSlot::new(7, "state")));
+        let specs = UpdatesArgs::specs([slot.holds(DType::F32, 3)]);
+        let present: Vec<usize> = (0..specs.len()).filter(|&i| specs[i].present).collect();
+        assert_eq!((specs.len(), present), (9, vec![5, 7]));
+        let device = Device::emulator();
+        let tensor = || Tensor::zeros(&device, DType::F32, &[2]).unwrap();
+        let (x, mut first, mut second) = (tensor(), tensor(), tensor());
+        let part = |state| UpdatedArgs { state, average: None };
+        let parts = vec![part(first.as_mut()), part(second.as_mut())];
+        let bindings = UpdatesArgs { x: x.as_ref(), parts }.bindings();
+        assert!(matches!(bindings[1], Binding::InPlace { output: 3 }));
+        assert!(matches!(bindings[5], Binding::InPlace { output: 7 }));
+        assert!(matches!(bindings[7], Binding::Output(_)));
     }
 
     tensors! {

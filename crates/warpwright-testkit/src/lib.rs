@@ -28,6 +28,7 @@ mod layer_norm;
 mod local_response_norm;
 pub mod measure;
 pub mod mutate;
+mod optimizer;
 mod pool;
 pub mod ptx_cases;
 mod ptx_run;
@@ -92,6 +93,7 @@ const FAMILIES: &[fn(Scope) -> Vec<Case>] = &[
     local_response_norm::cases,
     pool::cases,
     reduce::cases,
+    optimizer::cases,
     resize::cases,
     recurrent::cases,
     rotary::cases,

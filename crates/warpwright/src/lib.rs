@@ -38,6 +38,7 @@
 //! | [`layer_norm`](mod@layer_norm) | `layer_norm`, `rms_norm`, with an optional residual added first, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`local_response_norm`](mod@local_response_norm) | `local_response_norm`, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`pool`](mod@pool) | `max_pool`, `avg_pool`, `adaptive_max_pool`, `adaptive_avg_pool` in one to three dimensions, forward and backward, channels first and last | f32, f64, f16, bf16 | sm_75 and later |
+//! | [`optimizer`] | `adamw`, `adam`, `sgd`, `grad_norm`, `clip_grad_norm` over lists of parameters, with AMSGrad, master parameters in f32, and learning rate, step and gradient scale on the device | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`reduce`] | `sum`, `mean`, `amax`, `amin` over any dimensions, `argmax`, `argmin` over one, `sum_to_shape` (the gradient of broadcasting) | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@resize`] | `resize` (`interpolate`): nearest, linear, cubic, area in one to three dimensions, forward and backward, channels first and last | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@quantize`] | 4-bit `nf4`, `fp4`, `int4` symmetric and asymmetric, any group size, to codes and back; nested scales | f32, f64, f16, bf16 | sm_75 and later |
@@ -108,7 +109,7 @@
 //!
 //! This crate alone is under semantic versioning. Its stable interface is what stands at its root, [`plan`](mod@plan), and in the modules of the
 //! families ([`activation`], [`mod@attention`], [`mod@batch_norm`], [`mod@cast`], [`mod@causal_conv1d`], [`mod@conv`], [`mod@cross_entropy`], [`mod@elementwise`], [`mod@embedding`], [`mod@matmul`], [`group_norm`](mod@group_norm), [`grouped_gemm`],
-//! [`layer_norm`](mod@layer_norm), [`local_response_norm`](mod@local_response_norm), [`pool`](mod@pool), [`mod@quantize`], [`mod@quantize8`],
+//! [`layer_norm`](mod@layer_norm), [`local_response_norm`](mod@local_response_norm), [`optimizer`], [`pool`](mod@pool), [`mod@quantize`], [`mod@quantize8`],
 //! [`mod@recurrent`], [`reduce`], [`mod@resize`], [`mod@rotary`], [`scaled_gemm`], [`mod@softmax`]) the
 //! descriptors, arguments, options and free functions.
 //!
@@ -148,6 +149,7 @@ pub use warpwright_ops::layer_norm::{
     self, layer_norm, layer_norm_backward, rms_norm, rms_norm_backward, row_norm, row_norm_backward,
 };
 pub use warpwright_ops::local_response_norm::{self, local_response_norm, local_response_norm_backward};
+pub use warpwright_ops::optimizer::{self, adam, adamw, clip_grad_norm, grad_norm, sgd};
 pub use warpwright_ops::pool::{
     self, adaptive_avg_pool, adaptive_avg_pool_backward, adaptive_max_pool, adaptive_max_pool_backward,
     avg_pool, avg_pool_backward, max_pool, max_pool_backward,

@@ -9,6 +9,7 @@ mod embedding;
 mod gradients;
 mod harness;
 mod norms;
+mod optimizer;
 mod parts;
 mod pools;
 mod products;

@@ -28,6 +28,8 @@ use warpwright_ops::local_response_norm::{
     Coefficients, LocalResponseNormBackwardDesc, LocalResponseNormDesc,
 };
 use warpwright_ops::plan::{Access, Layout as Layout4, View};
+use warpwright_ops::optimizer::{Adam, ClipGradNormDesc, GradNormDesc, Norm, OptimizerDesc, Rule, Sgd};
+use warpwright_ops::plan::{Access, Layout as Layout4};
 use warpwright_ops::pool::{
     Argmax, AvgPoolBackwardDesc, AvgPoolDesc, Divisor, MaxPoolBackwardDesc, MaxPoolDesc, Pool,
     SlidingWindows, Windows,
@@ -39,6 +41,7 @@ use warpwright_ops::recurrent::tuning::Schedule;
 use warpwright_ops::recurrent::{
     Biases, Cell, CellBackwardDesc, CellDesc, RecurrentBackwardDesc, RecurrentDesc,
 };
+use warpwright_ops::reduce::{ArgReduceDesc, ArgReduceFunction, ReduceDesc, ReduceFunction};
 use warpwright_ops::resize::{Mode, ResizeBackwardDesc, ResizeDesc};
 use warpwright_ops::rotary::{Pairing, RotaryBackwardDesc, RotaryDesc, RotaryTables};
 use warpwright_ops::scaled_gemm::ScaledGemmDesc;
@@ -121,6 +124,11 @@ fn count<O: Operation>(plan: &Plan<O>) -> Counters {
                 let bytes = storage::encode(spec.dtype, &values);
                 Tensor::from_bytes(&device, spec.dtype, &bytes, &[spec.len]).expect("memory")
             }
+            // What is updated is read, too.
+            Access::Write if spec.may_replace_input => {
+                let bytes = storage::encode(spec.dtype, &Input::Normal.values(spec.len, slot as u64));
+                Tensor::from_bytes(&device, spec.dtype, &bytes, &[spec.len]).expect("memory")
+            }
             Access::Write => Tensor::empty(&device, spec.dtype, &[spec.len]).expect("memory"),
         })
         .collect();
@@ -198,6 +206,8 @@ fn every_primitive() -> Vec<(String, Counters)> {
     add(forward.op(), "backward", count(&backward.plan(TARGET).expect("plan")));
     elementwise(&mut add);
     pooling(&mut add);
+    reductions(&mut add);
+    optimizers(&mut add);
     let (input, output) = ([1, 16, 16], [1, 32, 32]);
     let (layout, batch, channels, mode) = (Layout::ChannelsLast, 2, 32, Mode::Linear);
     let (align_corners, scale) = (false, [None; 3]);
@@ -384,6 +394,37 @@ fn pooling(add: &mut dyn FnMut(&str, &str, Counters)) {
         let plan = AvgPoolBackwardDesc { forward }.plan(TARGET).expect("plan");
         add(plan.op(), "backward", count(&plan));
     }
+}
+
+/// Over the rows of a matrix, over its columns, and over all of it, in two passes.
+fn reductions(add: &mut dyn FnMut(&str, &str, Counters)) {
+    let (dtype, columns, rows) = (DTYPE, LEN / 64, 64);
+    for (function, dims) in ReduceFunction::ALL.into_iter().zip([vec![0], vec![1], vec![0, 1], vec![1]]) {
+        let desc = ReduceDesc { function, dtype, y_dtype: dtype, shape: vec![rows, columns], dims };
+        add(function.name(), "forward", count(&desc.plan(TARGET).expect("plan")));
+    }
+    for (function, [outer, n, inner]) in
+        ArgReduceFunction::ALL.into_iter().zip([[rows, columns, 1], [1, 4 * rows, columns / 4]])
+    {
+        let desc = ArgReduceDesc { function, dtype, outer, n, inner };
+        add(function.name(), "forward", count(&desc.plan(TARGET).expect("plan")));
+    }
+}
+
+/// Whole blocks of one parameter, and of another.
+fn optimizers(add: &mut dyn FnMut(&str, &str, Counters)) {
+    let momentum = Sgd { momentum: Real::new(0.9), ..Sgd::PLAIN };
+    for rule in [Rule::Adam(Adam::ADAMW), Rule::Adam(Adam::ADAM), Rule::Sgd(momentum)] {
+        let (maximize, master, grad_scale, found_inf) = (false, false, true, false);
+        let (dtype, grad_dtype, lens) = (DTYPE, DTYPE, vec![LEN / 2; 2]);
+        let desc = OptimizerDesc { rule, maximize, dtype, grad_dtype, master, grad_scale, found_inf, lens };
+        add(rule.name(), "forward", count(&desc.plan(TARGET).expect("plan")));
+    }
+    let grads = GradNormDesc { norm: Norm::L2, dtype: DTYPE, lens: vec![LEN / 2; 2] };
+    let plan = grads.plan(TARGET).expect("plan");
+    add(plan.op(), "forward", count(&plan));
+    let plan = ClipGradNormDesc { grads, max_norm: Real::new(1.0) }.plan(TARGET).expect("plan");
+    add(plan.op(), "forward", count(&plan));
 }
 
 /// Training with channels first, inference with channels last.

@@ -18,6 +18,7 @@ mod gradients;
 mod group_norm;
 mod grouped_gemm;
 mod null_device;
+mod optimizer;
 mod plans;
 mod pool;
 mod ptxas;

@@ -1,0 +1,60 @@
+//! Optimizers over lists of parameters.
+
+use warpwright_ops::Operation;
+use warpwright_ops::optimizer::{Adam, ClipGradNormDesc, GradNormDesc, Norm, OptimizerDesc, Rule, Sgd};
+use warpwright_ops::plan::TensorSpec;
+use warpwright_ptx::DType;
+use warpwright_testkit::inputs::Input;
+
+use crate::harness::{Sweep, TARGET, plans};
+
+/// Normal numbers; gradients that have not overflowed, a scale, and no step made.
+fn gradients(specs: &[TensorSpec], slot: usize) -> Vec<f64> {
+    let spec = &specs[slot];
+    match spec.name {
+        "found_inf" => vec![0.0; spec.len],
+        "grad_scale" => vec![2.0; spec.len],
+        _ => Input::Normal.values(spec.len, slot as u64),
+    }
+}
+
+/// Lists of tensors of one block and of several, ending within one and with one, in every place of a launch and in another launch.
+fn lists(number: usize) -> Vec<usize> {
+    match number {
+        0 => (0..48).map(|i| 1 + i % 5).collect(),
+        1 => vec![2048, 3, 4100, 2304],
+        2 => (0..50).map(|i| 1 + i % 3).collect(),
+        _ => vec![256, 257, 2047],
+    }
+}
+
+#[test]
+#[ignore = "nightly: mutation-norms"]
+fn defects_of_optimizers_are_noticed() {
+    let momentum = Sgd { momentum: 0.5.into(), ..Sgd::PLAIN };
+    for rule in [Rule::Adam(Adam::ADAMW), Rule::Sgd(momentum)] {
+        Sweep::new(gradients).check(&plans(&[0, 1, 2, 3, 4], |number: usize| {
+            let (dtype, given) = (DType::F32, number < 2);
+            let desc = OptimizerDesc {
+                rule,
+                maximize: false,
+                dtype,
+                grad_dtype: dtype,
+                master: false,
+                grad_scale: given,
+                found_inf: given,
+                lens: lists(number),
+            };
+            desc.plan(TARGET).expect("plan")
+        }));
+    }
+}
+
+#[test]
+#[ignore = "nightly: mutation-norms"]
+fn defects_of_clipping_are_noticed() {
+    Sweep::new(gradients).check(&plans(&[0, 1, 2, 3], |number: usize| {
+        let grads = GradNormDesc { norm: Norm::L2, dtype: DType::F32, lens: lists(number) };
+        ClipGradNormDesc { grads, max_norm: 1.0.into() }.plan(TARGET).expect("plan")
+    }));
+}

@@ -1,0 +1,338 @@
+//! Cases of the optimizers.
+
+use std::sync::Arc;
+
+use warpwright_ops::optimizer::{Adam, OptimizerArgs, OptimizerDesc, ParameterArgs, Rule, Sgd, reference};
+use warpwright_ops::plan::Real;
+use warpwright_ops::{Direction, Operation};
+use warpwright_ptx::DType;
+
+use crate::budget;
+use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject};
+use crate::inputs::Input;
+use crate::measure::{Comparison, Expected};
+use crate::storage;
+
+#[derive(Debug)]
+struct OptimizerSubject {
+    desc: OptimizerDesc,
+    /// Steps that were made before.
+    before: i32,
+    /// Whether gradients overflowed.
+    overflowed: bool,
+    /// Whether some gradients are infinite or NaN.
+    special: bool,
+}
+
+const LR: f64 = 0.03125;
+const GRAD_SCALE: f64 = 4.0;
+
+/// Lengths around a vector and a block, an empty tensor among them.
+const LENS: &[usize] = &[1, 5, 0, 2048, 2049, 4100, 33];
+
+fn adam(options: Adam, weight_decay: f64) -> Rule {
+    Rule::Adam(Adam { weight_decay: Real::new(weight_decay), ..options })
+}
+
+fn sgd(momentum: f64, dampening: f64, nesterov: bool) -> Rule {
+    let weight_decay = Real::new(0.25);
+    Rule::Sgd(Sgd { momentum: momentum.into(), dampening: dampening.into(), nesterov, weight_decay })
+}
+
+/// Every case of the family.
+pub(crate) fn cases(scope: Scope) -> Vec<Case> {
+    let amsgrad = Adam { amsgrad: true, ..Adam::ADAMW };
+    let rules = [
+        adam(Adam::ADAMW, 0.25),
+        adam(amsgrad, 0.25),
+        adam(Adam::ADAM, 0.0),
+        adam(Adam { betas: [0.5.into(), 0.75.into()], ..Adam::ADAM }, 0.25),
+        sgd(0.0, 0.0, false),
+        sgd(0.875, 0.25, false),
+        sgd(0.875, 0.0, true),
+    ];
+    let many: Vec<usize> = (0..100).map(|i| 1 + i * 7 % 40).collect();
+    let most: Vec<usize> = (0..300).map(|i| i % 9).collect();
+    let mut out = Vec::new();
+    for dtype in DType::FLOATS {
+        let wide = dtype.accumulator();
+        let half = wide != dtype;
+        let mut push =
+            |rule: Rule, number: usize, lens: &[usize], before: i32, overflowed: bool, special: bool| {
+                let desc = OptimizerDesc {
+                    rule,
+                    maximize: number % 3 == 1,
+                    dtype,
+                    grad_dtype: if number % 4 == 2 { wide } else { dtype },
+                    master: half && number % 2 == 1,
+                    grad_scale: number % 3 != 0,
+                    found_inf: overflowed || number % 5 == 3,
+                    lens: lens.to_vec(),
+                };
+                let what = if overflowed {
+                    ", overflowed"
+                } else if special {
+                    ", special"
+                } else {
+                    ""
+                };
+                let input = format!("{rule:?}, number {number}, behind step {before}{what}");
+                let subject = Arc::new(OptimizerSubject { desc, before, overflowed, special });
+                let (direction, shape) = (Direction::Forward, vec![lens.len(), lens.iter().sum()]);
+                let budget = budget::elementwise(dtype);
+                out.push(Case { op: rule.name(), direction, dtype, shape, input, budget, subject });
+            };
+        for (number, rule) in rules.into_iter().enumerate() {
+            push(rule, number, LENS, 2, false, false);
+            push(rule, number + 1, &LENS[..2], 0, false, true);
+            if scope == Scope::Full {
+                push(rule, number + 2, &many, 40, false, false);
+                push(rule, number + 3, &[10_000, 3], 1000, false, true);
+            }
+        }
+        push(rules[0], 1, &many, 7, false, false);
+        push(rules[5], 3, &[40, 2100], 7, true, false);
+        push(rules[1], 2, &[40, 2100], 7, true, true);
+        if dtype == DType::BF16 {
+            push(rules[0], 1, &most, 1, false, false);
+        }
+        for norm in [Norm::L2, Norm::Infinity] {
+            let lists = [(LENS, false), (&many[..], false), (&[3000, 7][..], true), (&[][..], false)];
+            for (number, (lens, special)) in lists.into_iter().enumerate() {
+                for max_norm in [None, Some(0.75), Some(1e9)] {
+                    let grads = GradNormDesc { norm, dtype, lens: lens.to_vec() };
+                    let subject = Arc::new(NormSubject { grads, max_norm, special });
+                    let op = if max_norm.is_some() { "clip_grad_norm" } else { "grad_norm" };
+                    let (direction, shape) = (Direction::Forward, vec![lens.len(), lens.iter().sum()]);
+                    let input = format!("{norm:?}, list {number}, to {max_norm:?}");
+                    // The norm has the type of sums.
+                    let of = if max_norm.is_some() { dtype } else { wide };
+                    out.push(Case {
+                        op,
+                        direction,
+                        dtype,
+                        shape,
+                        input,
+                        budget: budget::elementwise(of),
+                        subject,
+                    });
+                }
+            }
+        }
+    }
+    out
+}
+
+#[derive(Debug)]
+struct NormSubject {
+    grads: GradNormDesc,
+    /// `None` for the norm alone.
+    max_norm: Option<f64>,
+    /// Whether there is a NaN.
+    special: bool,
+}
+
+impl Subject for NormSubject {
+    fn run(&self, bench: &mut Bench<'_>) -> Result<Comparison, CaseError> {
+        let GradNormDesc { norm, dtype, ref lens } = self.grads;
+        let wide = dtype.accumulator();
+        let (mut placed, mut values) = (Vec::new(), Vec::new());
+        for (number, &len) in lens.iter().enumerate() {
+            let mut grad: Vec<f64> =
+                Input::Normal.values(len, number as u64).iter().map(|v| storage::round(dtype, *v)).collect();
+            if self.special {
+                grad.iter_mut().skip(2).step_by(999).for_each(|g| *g = f64::NAN);
+            }
+            placed.push(bench.input("grad", dtype, &grad, usize::from(number % 3 == 1))?);
+            values.push(grad);
+        }
+        let all = || values.iter().flatten();
+        let total = match norm {
+            _ if all().any(|g| g.is_nan()) => f64::NAN,
+            Norm::L2 => all().map(|g| g * g).sum::<f64>().sqrt(),
+            Norm::Infinity => all().fold(0.0, |most: f64, g| most.max(g.abs())),
+        };
+        let mut total_norm = bench.output("total_norm", wide, 1, 0)?;
+        let scratch = |spec: Option<&warpwright_ops::plan::TensorSpec>| {
+            spec.map(|spec| bench.output("workspace", spec.dtype, spec.len, 0)).transpose()
+        };
+        let expected = [Expected::exactly(total)];
+        let Some(max_norm) = self.max_norm else {
+            let plan = self.grads.plan(bench.target())?;
+            let mut workspace = scratch(plan.tensor("workspace"))?;
+            bench.launch(|stream| {
+                let grads = placed.iter().map(|grad| Ok(GradArgs { grad: grad.view()? }));
+                let args = GradNormArgs {
+                    total_norm: total_norm.view_mut()?,
+                    workspace: workspace.as_mut().map(Placed::view_mut).transpose()?,
+                    grads: grads.collect::<Result<_, CaseError>>()?,
+                };
+                Ok(plan.launch(stream, args)?)
+            })?;
+            return bench.compare(&total_norm, &expected);
+        };
+        let plan =
+            ClipGradNormDesc { grads: self.grads.clone(), max_norm: max_norm.into() }.plan(bench.target())?;
+        let mut workspace = scratch(plan.tensor("workspace"))?;
+        bench.launch(|stream| {
+            let grads = placed.iter_mut().map(|grad| Ok(ClippedArgs { grad: grad.view_mut()? }));
+            let args = ClipGradNormArgs {
+                total_norm: total_norm.view_mut()?,
+                workspace: workspace.as_mut().map(Placed::view_mut).transpose()?,
+                grads: grads.collect::<Result<_, CaseError>>()?,
+            };
+            Ok(plan.launch(stream, args)?)
+        })?;
+        let coefficient = match max_norm / (total + 1e-6) {
+            // NaN stays.
+            c if c > 1.0 => 1.0,
+            c => c,
+        };
+        let mut comparison = bench.compare_saved(dtype, &total_norm, &expected)?;
+        for (grad, values) in placed.iter().zip(&values) {
+            let expected: Vec<Expected> = values.iter().map(|g| Expected::exactly(g * coefficient)).collect();
+            comparison = comparison.merge(bench.compare(grad, &expected)?);
+        }
+        Ok(comparison)
+    }
+}
+
+/// The tensors of a parameter.
+struct Set {
+    grad: Placed,
+    param: Placed,
+    first: Option<Placed>,
+    second: Option<Placed>,
+    largest: Option<Placed>,
+    master: Option<Placed>,
+}
+
+impl OptimizerSubject {
+    fn values(&self, dtype: DType, len: usize, salt: u64) -> Vec<f64> {
+        let values = Input::Normal.values(len, salt << 20 | len as u64);
+        values.into_iter().map(|v| storage::round(dtype, v)).collect()
+    }
+}
+
+impl Subject for OptimizerSubject {
+    fn run(&self, bench: &mut Bench<'_>) -> Result<Comparison, CaseError> {
+        let OptimizerDesc { rule, dtype, grad_dtype, master, ref lens, .. } = self.desc;
+        let wide = dtype.accumulator();
+        let plan = self.desc.plan(bench.target())?;
+        let (is_adam, amsgrad, has_first) = match rule {
+            Rule::Adam(adam) => (true, adam.amsgrad, true),
+            Rule::Sgd(sgd) => (false, false, sgd.momentum.get() != 0.0),
+        };
+        let before = |values: &[f64], step: i32| -> Vec<f64> {
+            // Nothing was seen before the first step.
+            values.iter().map(|v| if step == 0 { 0.0 } else { *v }).collect()
+        };
+        let (mut sets, mut states, mut grads) = (Vec::new(), Vec::new(), Vec::new());
+        for (number, &len) in lens.iter().enumerate() {
+            let salt = 8 * number as u64;
+            let lead = usize::from(number % 3 == 1);
+            let values = |dtype, salt| self.values(dtype, len, salt);
+            let squares = |salt| -> Vec<f64> {
+                values(wide, salt).iter().map(|v| storage::round(wide, v * v)).collect()
+            };
+            let mut grad = values(grad_dtype, salt + 1);
+            if self.special {
+                let specials = [f64::INFINITY, f64::NAN, f64::NEG_INFINITY, 0.0];
+                grad.iter_mut().step_by(3).zip(specials.iter().cycle()).for_each(|(g, s)| *g = *s);
+            }
+            let state = reference::Parameter {
+                param: values(if master { wide } else { dtype }, salt),
+                first: before(&values(wide, salt + 2), self.before),
+                second: before(&squares(salt + 3), self.before),
+                largest: before(&squares(salt + 4), self.before),
+            };
+            sets.push(Set {
+                grad: bench.input("grad", grad_dtype, &grad, lead)?,
+                param: bench.input("param", dtype, &state.param, lead)?,
+                first: bench.optional_input("first", wide, has_first.then_some(&state.first), lead)?,
+                second: bench.optional_input("second", wide, is_adam.then_some(&state.second), lead)?,
+                largest: bench.optional_input("largest", wide, amsgrad.then_some(&state.largest), lead)?,
+                master: bench.optional_input("master", wide, master.then_some(&state.param), lead)?,
+            });
+            states.push(state);
+            grads.push(grad);
+        }
+        let lr = bench.input("lr", wide, &[LR], 0)?;
+        let mut step = bench.input("step", DType::F32, &[f64::from(self.before)], 0)?;
+        let scale = vec![GRAD_SCALE];
+        let grad_scale =
+            bench.optional_input("grad_scale", DType::F32, self.desc.grad_scale.then_some(&scale), 0)?;
+        let found = vec![if self.overflowed { 1.0 } else { 0.0 }];
+        let found_inf =
+            bench.optional_input("found_inf", DType::F32, self.desc.found_inf.then_some(&found), 0)?;
+        let scratch = plan.tensor("workspace").cloned();
+        let workspace = scratch.map(|spec| bench.output("workspace", spec.dtype, spec.len, 0));
+        let mut workspace = workspace.transpose()?;
+        bench.launch(|stream| {
+            let mut parameters = Vec::new();
+            for set in &mut sets {
+                parameters.push(ParameterArgs {
+                    grad: set.grad.view()?,
+                    param: set.param.view_mut()?,
+                    first: set.first.as_mut().map(Placed::view_mut).transpose()?,
+                    second: set.second.as_mut().map(Placed::view_mut).transpose()?,
+                    largest: set.largest.as_mut().map(Placed::view_mut).transpose()?,
+                    master: set.master.as_mut().map(Placed::view_mut).transpose()?,
+                });
+            }
+            let args = OptimizerArgs {
+                lr: lr.view()?,
+                step: step.view_mut()?,
+                grad_scale: grad_scale.as_ref().map(Placed::view).transpose()?,
+                found_inf: found_inf.as_ref().map(Placed::view).transpose()?,
+                workspace: workspace.as_mut().map(Placed::view_mut).transpose()?,
+                parameters,
+            };
+            Ok(plan.launch(stream, args)?)
+        })?;
+        let made = self.before + i32::from(!self.overflowed);
+        let mut all = bench.compare_saved(dtype, &step, &[Expected::exactly(f64::from(made))])?;
+        let scale = if self.desc.grad_scale { GRAD_SCALE } else { 1.0 };
+        for ((set, mut state), grad) in sets.iter().zip(states).zip(grads) {
+            let exact = |values: &[f64]| values.iter().map(|v| Expected::exactly(*v)).collect::<Vec<_>>();
+            let [param, first, second] = if self.overflowed {
+                [exact(&state.param), exact(&state.first), exact(&state.second)]
+            } else {
+                let scales = reference::step(&self.desc, &mut state, &grad, made, LR, scale);
+                let expected = |values: &[f64], of: fn(&reference::Scales) -> [f64; 2]| {
+                    let one = |(value, scales): (&f64, &reference::Scales)| {
+                        let [scale, underflow] = of(scales);
+                        Expected { value: *value, scale, underflow }
+                    };
+                    values.iter().zip(&scales).map(one).collect::<Vec<_>>()
+                };
+                [
+                    expected(&state.param, |s| [s.param, s.corrections * f64::EPSILON]),
+                    expected(&state.first, |s| [s.first, 0.0]),
+                    expected(&state.second, |s| [s.second, 0.0]),
+                ]
+            };
+            let largest = match self.overflowed {
+                true => exact(&state.largest),
+                false => {
+                    let of =
+                        |(e, v): (&Expected, &f64)| Expected { value: *v, scale: e.scale.max(v.abs()), ..*e };
+                    second.iter().zip(&state.largest).map(of).collect()
+                }
+            };
+            all = all.merge(bench.compare(&set.param, &param)?);
+            let saved = [
+                (&set.first, &first),
+                (&set.second, &second),
+                (&set.largest, &largest),
+                (&set.master, &param),
+            ];
+            for (tensor, expected) in saved {
+                if let Some(tensor) = tensor {
+                    all = all.merge(bench.compare_saved(dtype, tensor, expected)?);
+                }
+            }
+        }
+        Ok(all)
+    }
+}
