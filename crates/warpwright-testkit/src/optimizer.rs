@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use warpwright_ops::optimizer::{Adam, OptimizerArgs, OptimizerDesc, ParameterArgs, Rule, Sgd, reference};
+use warpwright_ops::optimizer::{
+    Adam, ClipGradNormArgs, ClipGradNormDesc, ClippedArgs, GradArgs, GradNormArgs, GradNormDesc, Norm,
+    OptimizerArgs, OptimizerDesc, ParameterArgs, Rule, Sgd, reference,
+};
 use warpwright_ops::plan::Real;
 use warpwright_ops::{Direction, Operation};
 use warpwright_ptx::DType;

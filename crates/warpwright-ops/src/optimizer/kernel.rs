@@ -55,7 +55,9 @@ kernel_args! {
         lens: [u64; LIST],
         starts: [u32; LIST],
         shared: In<f64>,
-        betas: [f64; 2], eps: f64,
+        /// Decay rates of the moments, or of the momentum.
+        betas: [f64; 2],
+        eps: f64,
         /// Added to gradients, times the parameter.
         weight_decay: f64,
     }
@@ -199,7 +201,8 @@ impl Update {
             (Direction::Momentum { nesterov }, Some(first), _) => {
                 let first = first * n.momentum + grad.clone() * n.added;
                 t.first.at(at).store(first.clone());
-                if nesterov { first.mul_add(n.momentum, grad) } else { first }
+                // That of the first step counts here.
+                if nesterov { first.mul_add(n.betas[0], grad) } else { first }
             }
             (Direction::Adam { .. }, Some(first), Some(second)) => {
                 let first = first * n.betas[0] + grad.clone() * n.rest[0];

@@ -251,7 +251,7 @@ impl OptimizerDesc {
         let weight_decay = if self.rule.is_decoupled() { 0.0 } else { self.rule.weight_decay() };
         let (betas, eps) = match self.rule {
             Rule::Adam(adam) => (adam.betas.map(Real::get), adam.eps.get()),
-            Rule::Sgd(_) => ([0.0; 2], 0.0),
+            Rule::Sgd(sgd) => ([sgd.momentum.get(), 0.0], 0.0),
         };
         kernel::UpdateArgs {
             params: tensors(Each::param),

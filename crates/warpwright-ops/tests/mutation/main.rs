@@ -14,6 +14,6 @@ mod parts;
 mod pools;
 mod products;
 mod recurrent;
-mod rotary;
 mod reduce;
+mod rotary;
 mod rows;
