@@ -28,7 +28,6 @@ use warpwright_ops::local_response_norm::{
     Coefficients, LocalResponseNormBackwardDesc, LocalResponseNormDesc,
 };
 use warpwright_ops::optimizer::{Adam, ClipGradNormDesc, GradNormDesc, Norm, OptimizerDesc, Rule, Sgd};
-use warpwright_ops::plan::{Access, Layout as Layout4};
 use warpwright_ops::plan::{Access, Layout as Layout4, View};
 use warpwright_ops::pool::{
     Argmax, AvgPoolBackwardDesc, AvgPoolDesc, Divisor, MaxPoolBackwardDesc, MaxPoolDesc, Pool,
