@@ -13,7 +13,7 @@ use warpwright_ptx::DType;
 use crate::budget;
 use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject};
 use crate::inputs::Input;
-use crate::measure::{Comparison, Expected};
+use crate::measure::{Comparison, Expected, compare};
 use crate::storage;
 
 #[derive(Debug)]
@@ -295,6 +295,13 @@ impl Subject for OptimizerSubject {
         })?;
         let made = self.before + i32::from(!self.overflowed);
         let mut all = bench.compare_saved(dtype, &step, &[Expected::exactly(f64::from(made))])?;
+        if self.overflowed {
+            // All else is as it was: the launch shows in what the first kernel tells the others.
+            let told: Vec<f64> = workspace.as_ref().map(|w| bench.read(w)).transpose()?.unwrap_or_default();
+            let active =
+                compare(DType::F64, &told[..1], &[Expected::exactly(0.0)], Bench::poison(DType::F64));
+            all = all.merge(active);
+        }
         let scale = if self.desc.grad_scale { GRAD_SCALE } else { 1.0 };
         for ((set, mut state), grad) in sets.iter().zip(states).zip(grads) {
             let exact = |values: &[f64]| values.iter().map(|v| Expected::exactly(*v)).collect::<Vec<_>>();

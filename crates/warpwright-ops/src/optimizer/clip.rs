@@ -191,8 +191,9 @@ struct Finish {
     wide: DType,
 }
 
-/// Threads of the block that puts partial results together.
+/// Threads of the block that puts partial results together, and how many of those a thread has in flight.
 const FINISH_THREADS: u32 = 1024;
+const FINISH_UNROLL: u32 = 8;
 
 impl AccumulateKernel for Finish {
     type Args = FinishArgs;
@@ -206,8 +207,9 @@ impl AccumulateKernel for Finish {
         k.start_next_grid();
         k.after_previous_grid();
         let norm = self.norm;
-        let mine = k.fold(k.block_strided(p.n, 1), k.lit::<A>(0.0), |at, sum| {
-            combined(norm, sum, p.partials.at(at).get())
+        let mine = RowLoop::of_block(k, p.n, 1, FINISH_UNROLL).fold(k.lit::<A>(0.0), |round, sum| {
+            let loaded: Vec<Reg<'k, A>> = round.map(|at| at.of(p.partials, Fill::Zero).get()).collect();
+            loaded.into_iter().fold(sum, |sum, partial| combined(norm, sum, partial))
         });
         let total = k.group_combine_once(FINISH_THREADS, mine, |a, b| combined(norm, a, b));
         let total = if norm == Norm::L2 { total.sqrt() } else { total };

@@ -65,6 +65,10 @@ const ROW: usize = 4096;
 /// has 64 bits and is the same for all lanes, which counts once for each half of a warp. Lanes that rotate two groups of heads of a token
 /// read the same row of a table. Indices are sorted by a binary search and by scattering them.
 const GATHERS: [&str; 16] = [
+/// maxima are twice its bytes or more, which a thread writes and reads 16 at a time; neighbouring cells have windows in common. The positions of least
+/// elements of neighbouring columns are such a vector, too. Steps of
+/// a convolution read the taps of neighbouring channels, which lie one after the other, for a few elements of each.
+const GATHERS: [&str; 11] = [
     "quantize_nested forward",
     "attention forward",
     "attention backward",
@@ -81,6 +85,7 @@ const GATHERS: [&str; 16] = [
     "rotary_embedding forward",
     "rotary_embedding backward",
     "embedding backward",
+    "argmin forward",
 ];
 
 /// Products of transposed matrices of few columns, whose small tiles meet some banks twice.
@@ -403,7 +408,7 @@ fn reductions(add: &mut dyn FnMut(&str, &str, Counters)) {
         add(function.name(), "forward", count(&desc.plan(TARGET).expect("plan")));
     }
     for (function, [outer, n, inner]) in
-        ArgReduceFunction::ALL.into_iter().zip([[rows, columns, 1], [1, 4 * rows, columns / 4]])
+        ArgReduceFunction::ALL.into_iter().zip([[rows, columns, 1], [1, rows, columns]])
     {
         let desc = ArgReduceDesc { function, dtype, outer, n, inner };
         add(function.name(), "forward", count(&desc.plan(TARGET).expect("plan")));
