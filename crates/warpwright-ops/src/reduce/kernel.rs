@@ -248,12 +248,13 @@ impl Reduce {
         let unroll = if threads == 1 { 2 } else { UNROLL };
         let state = if width > 1 && threads >= warpwright_dsl::WARP {
             let vectors = UnalignedRow::new(start, len, width);
-            let (at, has_rest) = vectors.rest(lane);
-            let rest = p.x.at(at).only_where(has_rest, folding.fill()).get::<A>();
             let walk = RowLoop::new(k, vectors.first + own, vectors.last, stride, unroll);
             let state = walk.fold(folding.nothing(width), |round, state| {
                 folding.push(state, folding.visit(round, p.x, Some(start), width))
             });
+            // Behind the loop, whose registers are all taken: most rows have no such elements.
+            let (at, has_rest) = vectors.rest(lane);
+            let rest = p.x.at(at).only_where(has_rest, folding.fill()).get::<A>();
             let rest = Visit { x: rest.into(), there: Some(has_rest), at: (at - start).to_u32() };
             folding.merge(folding.of_row(state), folding.push(folding.nothing(1), vec![rest]))
         } else {

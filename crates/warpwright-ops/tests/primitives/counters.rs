@@ -60,15 +60,12 @@ const ROW: usize = 4096;
 
 /// Searches codes in a table of global memory, lane by lane, which stays in the caches. Attention writes 16 bytes of eight rows
 /// at a time, as the accumulators of tensor cores lie, and reads the sums of the queries of a tile in pairs. The indices of a vector of
-/// maxima are twice its bytes or more, which a thread writes and reads 16 at a time; neighbouring cells have windows in common. Steps of
-/// a convolution read the taps of neighbouring channels, which lie one after the other, for a few elements of each. The seed of dropout
-/// has 64 bits and is the same for all lanes, which counts once for each half of a warp. Lanes that rotate two groups of heads of a token
-/// read the same row of a table. Indices are sorted by a binary search and by scattering them.
-const GATHERS: [&str; 16] = [
-/// maxima are twice its bytes or more, which a thread writes and reads 16 at a time; neighbouring cells have windows in common. The positions of least
-/// elements of neighbouring columns are such a vector, too. Steps of
-/// a convolution read the taps of neighbouring channels, which lie one after the other, for a few elements of each.
-const GATHERS: [&str; 11] = [
+/// maxima are twice its bytes or more, which a thread writes and reads 16 at a time; neighbouring cells have windows in common. The
+/// positions of least elements of neighbouring columns are such a vector, too. Steps of a convolution read the taps of neighbouring
+/// channels, which lie one after the other, for a few elements of each. The seed of dropout has 64 bits and is the same for all lanes,
+/// which counts once for each half of a warp. Lanes that rotate two groups of heads of a token read the same row of a table. Indices are
+/// sorted by a binary search and by scattering them.
+const GATHERS: [&str; 17] = [
     "quantize_nested forward",
     "attention forward",
     "attention backward",
