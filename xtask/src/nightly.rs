@@ -98,8 +98,8 @@ const PARTS: &[Part] = &[
     },
     Part {
         name: "mutation-norms",
-        proves: "the same of norms and of cross entropy in the shapes that take longest",
-        step: mutation(&["norms::", "rows::"]),
+        proves: "the same of norms, cross entropy, reductions and optimizers in the shapes that take longest",
+        step: mutation(&["norms::", "rows::", "reduce::", "optimizer::"]),
     },
     Part {
         name: "fuzz-ptx",

@@ -63,9 +63,9 @@ const ROW: usize = 4096;
 /// maxima are twice its bytes or more, which a thread writes and reads 16 at a time; neighbouring cells have windows in common. The
 /// positions of least elements of neighbouring columns are such a vector, too. Steps of a convolution read the taps of neighbouring
 /// channels, which lie one after the other, for a few elements of each. The seed of dropout has 64 bits and is the same for all lanes,
-/// which counts once for each half of a warp. Lanes that rotate two groups of heads of a token read the same row of a table. Indices are
+/// which counts once for each half of a warp, and so do the numbers of an optimizer's step. Lanes that rotate two groups of heads of a token read the same row of a table. Indices are
 /// sorted by a binary search and by scattering them.
-const GATHERS: [&str; 17] = [
+const GATHERS: [&str; 20] = [
     "quantize_nested forward",
     "attention forward",
     "attention backward",
@@ -83,6 +83,9 @@ const GATHERS: [&str; 17] = [
     "rotary_embedding backward",
     "embedding backward",
     "argmin forward",
+    "adamw forward",
+    "adam forward",
+    "sgd forward",
 ];
 
 /// Products of transposed matrices of few columns, whose small tiles meet some banks twice.
