@@ -5,9 +5,11 @@
 
 A step is the forward and the backward pass, or the forward pass alone of models that are named so. Wall milliseconds are a median over blocks
 of steps that the host runs ahead in. Errors are norm-wise against a step of PyTorch in f32 with the same weights: of the result, and of all gradients
-together. A profile names the kernels above 2 % of the device's time that are not ours. A variant that fails has a line that says why; what breaks the
-GPU's context or the process costs the rest of its model alone. Libraries that are missing leave their models out. --tiny runs small models on
-the CPU, ours in the emulator, to see that everything works.
+together. Each variant has the device's time of a step and the names of the kernels of attention, which depend on it: transformers leaves a
+causal mask out only where it can read that nothing is masked, which it cannot in what is compiled or captured. A profile names the kernels above 2 % of
+the device's time that are not ours. A variant that fails has a line that says why; what breaks the GPU's context or the process costs the rest of
+its model alone. Libraries that are missing leave their models out. --tiny runs small models on the CPU, ours in the emulator, to see
+that everything works.
 """
 
 from __future__ import annotations
@@ -41,12 +43,15 @@ VARIANTS: dict[str, tuple[dict[str, Any] | None, str]] = {
     "patched+graphs": ({}, "graph"),
     "compile": (None, "compile"),
     "patched+compile": ({}, "compile"),
+    "compile+graphs": (None, "compile+graph"),
+    "patched+compile+graphs": ({}, "compile+graph"),
 }
 USUAL = ["eager", "patched", "graphs", "patched+graphs"]
 LIBRARIES = ("transformers", "timm", "torchvision")
 STEPS = 3
 SHOWN = 0.02
 # Kernels of ours have plain names; those of others say where they are from.
+ATTENTION = re.compile(r"attention|fmha|flash|sdpa|attn", re.IGNORECASE)
 OTHERS = re.compile(r"::|^void |[ <(]|^(_Z|nccl|triton|cutlass|cudnn|nvjet|sm\d+_|ampere|volta|turing|hopper|gemm[SKv]|Mem|fmha|flash|.*_kernel$)")
 
 
@@ -60,6 +65,8 @@ class Step:
     def __call__(self) -> None:
         import torch
 
+        # Results of graphs that a compiler made are read before the next step.
+        torch.compiler.cudagraph_mark_step_begin()
         for parameter in self.module.parameters():
             parameter.grad = None
         with torch.set_grad_enabled(self.model.training):
@@ -129,7 +136,8 @@ def milliseconds(run: Callable[[], None], wait: Callable[[], None], seconds: flo
 
 
 def profile(run: Callable[[], None], wait: Callable[[], None]) -> dict[str, Any]:
-    """The device's milliseconds of a step, the part that is ours, and others' kernels above 2 % of them, with their parts and launches."""
+    """The device's milliseconds of a step, the part that is ours, the kernels of attention, and others' above 2 % of the time, with their
+    parts and launches."""
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiler
@@ -150,6 +158,7 @@ def profile(run: Callable[[], None], wait: Callable[[], None]) -> dict[str, Any]
         "device_ms": total / 1e3,
         "ours_part": 1 - sum(us for us, _ in others.values()) / total,
         "kernels": int(sum(count for _, count in spent.values())),
+        "attention": sorted(name[:120] for name in spent if ATTENTION.search(name)),
         "others": [[name[:120], us / total, count] for name, (us, count) in top if us > SHOWN * total],
     }
 
@@ -179,12 +188,14 @@ def run_variant(model: Model, variant: str, reference: Any, args: argparse.Names
         options = ours | ({"enable": everything()} if ours else {})
         patched = wt.patch(step.module, emulator=not gpu, sources=(*SOURCES, "comparison"), **options)
         row["replaced"] = f"{len(patched.replaced)} of {len(patched.entries)}"
-    if form == "compile":
+    if form.startswith("compile"):
         torch._dynamo.reset()
-        step.called = torch.compile(step.module, backend="inductor" if gpu else "aot_eager")
+        mode = {"mode": "reduce-overhead"} if form == "compile+graph" else {}
+        step.called = torch.compile(step.module, **mode) if gpu else torch.compile(step.module, backend="aot_eager")
     began = time.perf_counter()
     run = captured(step) if form == "graph" and gpu else step
-    for _ in range(1 if args.tiny else 2):
+    # A compiler's graphs are captured in the third.
+    for _ in range(1 if args.tiny else 4 if form == "compile+graph" else 2):
         run()
     wait()
     row["first_s"] = time.perf_counter() - began
@@ -195,8 +206,8 @@ def run_variant(model: Model, variant: str, reference: Any, args: argparse.Names
     row["ms"], row["spread_ms"] = milliseconds(run, wait, args.seconds, 1 if args.tiny else STEPS)
     if gpu:
         row["peak_mb"] = torch.cuda.max_memory_allocated() / 2**20
-        if variant in args.profile:
-            row["profile"] = profile(run, wait)
+        seen = profile(run, wait)
+        row["profile"] = seen if variant in args.profile else {key: value for key, value in seen.items() if key != "others"}
     return row
 
 
@@ -224,11 +235,12 @@ def run_model(model: Model, args: argparse.Namespace, write: Callable[[dict[str,
 
 
 def shown(row: dict[str, Any]) -> str:
-    head = f"{row['model']:<38}{row['dtype']:<6}{row['variant']:<17}"
+    head = f"{row['model']:<38}{row['dtype']:<6}{row['variant']:<24}"
     if "failed" in row:
         return f"{head}failed: {row['failed'][:120]}"
     gradients = "-" if row["gradient_error"] is None else f"{row['gradient_error']:.1e}"
-    text = f"{head}{row['ms']:>9.2f}{row.get('peak_mb', 0):>9.0f}{row['error']:>9.1e}{gradients:>9}  {row.get('replaced', '')}"
+    device = row.get("profile", {}).get("device_ms", 0)
+    text = f"{head}{row['ms']:>9.2f}{device:>9.2f}{row.get('peak_mb', 0):>9.0f}{row['error']:>9.1e}{gradients:>9}  {row.get('replaced', '')}"
     for name, part, count in row.get("profile", {}).get("others", ()):
         text += f"\n      {part:6.1%} {count:>4} x {name}"
     return text
@@ -320,7 +332,7 @@ def main() -> int:
             out.write(json.dumps(row) + "\n")
             out.flush()
 
-    print(f"{'model':<38}{'dtype':<6}{'variant':<17}{'ms':>9}{'peak MB':>9}{'error':>9}{'grad':>9}  replaced", flush=True)
+    print(f"{'model':<38}{'dtype':<6}{'variant':<24}{'ms':>9}{'device':>9}{'peak MB':>9}{'error':>9}{'grad':>9}  replaced", flush=True)
     in_processes([i for i in named if installed(MODELS[i].needs)], args, take)
     if out:
         out.close()
