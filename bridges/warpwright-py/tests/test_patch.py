@@ -286,7 +286,7 @@ def test_copies_and_pickles_are_patched():
     wanted = blocks(x)
     for copied in (copy.deepcopy(blocks), pickle.loads(pickle.dumps(blocks))):
         assert torch.equal(copied(x), wanted) and type(copied) is type(blocks) and isinstance(copied, nn.Sequential)
-        assert copied._warpwright_block.ran == 2
+        assert copied._warpwright_block["fused"].ran == 2
 
 
 def test_what_watches_modules_goes_on():

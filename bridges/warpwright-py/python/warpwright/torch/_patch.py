@@ -11,7 +11,8 @@ from . import _patch_libraries as libraries
 from ._patch_blocks import Block, block_class, kinds_of
 from ._patch_modules import RECIPES, Recipe, Replaced, Replacement, base_of, recipe_of, replaced_class
 
-KINDS = tuple(sorted({recipe.kind for recipe in RECIPES.values()} | {"attention", "fused"}))
+KINDS = tuple(sorted({recipe.kind for recipe in RECIPES.values()} | {"attention", "attention_mask", "fused", "packed_attention"}))
+_BLOCKS_OF_TORCH = (torch.nn.Sequential, torch.nn.TransformerEncoderLayer, torch.nn.TransformerDecoderLayer)
 SOURCES = ("transformers", "diffusers", "timm", "torchvision")
 
 
@@ -131,7 +132,8 @@ class _Choice:
         return kind in names or any(base.__name__ in names for base in cls.__mro__)
 
     def replacement(self, cls: type, kind: str) -> Replacement:
-        return Replacement(kind, self.emulator, self.strict, self.names(self.enable, cls, kind))
+        packed = not self.names(self.disable, cls, "packed_attention")
+        return Replacement(kind, self.emulator, self.strict, self.names(self.enable, cls, kind), packed)
 
 
 def _own_method(module: Any, recipe: Recipe) -> Optional[str]:
@@ -194,27 +196,25 @@ def _replace_block(patched: Patched, name: str, module: Any, choice: _Choice, so
         # Objects of diffusers that attention modules call.
         _replace_block(patched, f"{name}.processor", module.processor, choice, sources)
     cls = type(module)
-    from_torch = cls is torch.nn.Sequential
+    from_torch = cls in _BLOCKS_OF_TORCH
     known = from_torch or cls.__module__.split(".")[0] in sources
     if not known or isinstance(module, (Block, Replaced)) or "forward" in getattr(module, "__dict__", ()):
         return
-    wanted = tuple(kind for kind in ("fused", "attention") if not choice.names(choice.disable, cls, kind))
+    wanted = tuple(kind for kind in ("fused", "attention", "attention_mask") if not choice.names(choice.disable, cls, kind))
     kinds = kinds_of(module, wanted)
     if not kinds:
         return
     ours = block_class(cls, kinds)
     module.__class__ = ours
-    module._warpwright_block = choice.replacement(cls, "fused")
-    module._warpwright_attention = choice.replacement(cls, "attention")
-    for kind in kinds:
-        replacement = module._warpwright_block if kind == "fused" else module._warpwright_attention
+    module._warpwright_block = {kind: choice.replacement(cls, kind) for kind in kinds}
+    for kind, replacement in module._warpwright_block.items():
         patched.entries.append(Entry(name, cls.__name__, kind, replacement=replacement))
 
     patched._checks.append(lambda: _expect_class(name, module, ours))
 
     def back() -> None:
         module.__class__ = cls
-        del module._warpwright_block, module._warpwright_attention
+        del module._warpwright_block
 
     patched._back.append(back)
 

@@ -11,17 +11,19 @@ import functools
 import inspect
 import sys
 import textwrap
-from typing import Any, Callable, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from . import _batch, _groups, _operators, _rows
-from ._attention import scaled_dot_product_attention
+from ._attention import attention_qkvpacked, scaled_dot_product_attention
+from ._patch_attention import of_parts, of_views
 from ._patch_modules import Replaced, Replacement, _unlike
-from ._patch_rules import attention_reason
-from ._patch_sites import HELPERS, Rewriter
+from ._patch_rules import attention_reason, packed_attention_reason
+from ._patch_sites import HELPERS, KIND_OF, Rewriter
+from ._registry import is_compiling
 
 _OF_TRANSFORMERS = {
     "SiLUActivation": "silu",
@@ -36,7 +38,8 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 class Block:
     """The first base of the classes of rewritten blocks."""
 
-    _warpwright_block: Replacement
+    # By the kind.
+    _warpwright_block: Dict[str, Replacement]
     _original: type
     _kinds: Tuple[str, ...]
 
@@ -105,8 +108,8 @@ def _batch_norm_relu(norm: Any, x: Tensor, residual: Optional[Tensor]) -> Tensor
 def _pair(block: Any, norm: Any, act: Any, x: Tensor) -> Tensor:
     if norm._recipe.kind == "group_norm":
         ours = lambda: _groups.group_norm(x, norm.num_groups, norm.weight, norm.bias, norm.eps, silu=True)  # noqa: E731
-        return block._warpwright_block.run(ours, lambda: act(norm._original.forward(norm, x)), norm, x, _unlike)
-    return block._warpwright_block.run(
+        return block._warpwright_block["fused"].run(ours, lambda: act(norm._original.forward(norm, x)), norm, x, _unlike)
+    return block._warpwright_block["fused"].run(
         lambda: _batch_norm_relu(norm, x, None), lambda: act(norm._original.forward(norm, x)), norm, x, None
     )
 
@@ -128,6 +131,10 @@ def chain(block: Any, modules: Sequence[Any], x: Any) -> Any:
     return x
 
 
+def _alike(a: Any, b: Any) -> bool:
+    return isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and a.dtype == b.dtype
+
+
 def add_norm(block: Any, norm: Any, a: Tensor, b: Tensor) -> Tuple[Tensor, Tensor]:
     """The norm of a sum, and the sum."""
 
@@ -135,7 +142,7 @@ def add_norm(block: Any, norm: Any, a: Tensor, b: Tensor) -> Tuple[Tensor, Tenso
         z = a + b
         return norm(z), z
 
-    if not (_norm(norm, "rms_norm") or _norm(norm, "layer_norm")) or a.shape != b.shape or a.dtype != b.dtype:
+    if not (_norm(norm, "rms_norm") or _norm(norm, "layer_norm")) or not _alike(a, b):
         return apart()
     eps = norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps
     shape = norm.weight.shape if norm.weight is not None else norm.normalized_shape
@@ -152,7 +159,7 @@ def add_norm(block: Any, norm: Any, a: Tensor, b: Tensor) -> Tuple[Tensor, Tenso
         z = a + b
         return norm._original.forward(norm, z), z
 
-    return block._warpwright_block.run(ours, theirs, norm, a, _unlike)
+    return block._warpwright_block["fused"].run(ours, theirs, norm, a, _unlike)
 
 
 def add_act(block: Any, norm: Any, act: Any, x: Tensor, other: Tensor) -> Tensor:
@@ -164,7 +171,7 @@ def add_act(block: Any, norm: Any, act: Any, x: Tensor, other: Tensor) -> Tensor
 
     if not (_norm(norm, "batch_norm") and _activation(act) == "relu" and x.shape == other.shape and x.dtype == other.dtype):
         return apart(norm(x))
-    return block._warpwright_block.run(
+    return block._warpwright_block["fused"].run(
         lambda: _batch_norm_relu(norm, x, other), lambda: apart(norm._original.forward(norm, x)), norm, x, None
     )
 
@@ -177,18 +184,50 @@ def gate(block: Any, act: Callable[[Tensor], Tensor], x: Tensor, other: Any) -> 
     function = _GATES.get(_activation(act))
     if function is None or not isinstance(other, Tensor) or x.shape != other.shape or x.dtype != other.dtype:
         return act(x) * other
-    return block._warpwright_block.run(lambda: function(x, other), lambda: act(x) * other, block, x, None)
+    return block._warpwright_block["fused"].run(lambda: function(x, other), lambda: act(x) * other, block, x, None)
 
 
-def attend(block: Any, query: Tensor, *arguments: Any, **options: Any) -> Tensor:
-    """`torch.nn.functional.scaled_dot_product_attention`."""
-    return block._warpwright_attention.run(
-        lambda: scaled_dot_product_attention(query, *arguments, **options),
-        lambda: F.scaled_dot_product_attention(query, *arguments, **options),
-        block,
-        query,
-        lambda module, q: attention_reason(q),
-    )
+def parts(whole: Tensor) -> Tuple[Any, Any]:
+    """The parts of a tensor along its first dimension; and these with the tensor, for `attend`."""
+    found = whole.unbind(0)
+    return found, (whole, found)
+
+
+def attend(
+    block: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Optional[Tensor] = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: Optional[float] = None,
+    parts: Any = None,  # noqa: A002
+    **options: Any,
+) -> Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention`. parts: what queries, keys and values may be the parts of."""
+    replacement, packed = block._warpwright_block["attention"], None
+    if replacement.packed and attn_mask is None:
+        packed = of_parts(parts, query, key, value)
+        packed = of_views(query, key, value) if packed is None else packed
+    arguments = (query, key, value, attn_mask, dropout_p, is_causal)
+
+    def ours() -> Tensor:
+        if packed is None:
+            return scaled_dot_product_attention(*arguments, scale=scale, **options)
+        o = attention_qkvpacked(packed, query.shape[1], softmax_scale=scale, causal=is_causal, alignment="top_left", dropout_p=dropout_p)
+        return o.transpose(1, 2)
+
+    reason = attention_reason if packed is None else packed_attention_reason
+    theirs = lambda: F.scaled_dot_product_attention(*arguments, scale=scale, **options)  # noqa: E731
+    return replacement.run(ours, theirs, block, query, lambda module, q: reason(q))
+
+
+def given(block: Any, positions: Optional[Tensor]) -> Optional[Tensor]:
+    """The positions that a caller gave."""
+    if positions is None and not is_compiling():
+        block._warpwright_block["attention_mask"].ran += 1
+    return positions
 
 
 def _sequential(self: Any, input: Any) -> Any:  # noqa: A002
@@ -257,7 +296,7 @@ def _resolved(module: Any, path: str) -> Any:
 
 def _pays(module: Any, kind: str, paths: Sequence[str]) -> bool:
     """Whether a place of a module is one operation, as the module is now."""
-    if kind == "attend":
+    if kind in KIND_OF:
         return True
     if kind == "gate":
         act = _resolved(module, paths[0]) if paths[0].startswith("self.") else None
@@ -276,11 +315,11 @@ def _has_pair(parts: Sequence[Any]) -> bool:
 
 
 def kinds_of(module: Any, kinds: Tuple[str, ...]) -> Tuple[str, ...]:
-    """Which of "fused" and "attention" there are places for in a module."""
+    """Which of some kinds there are places for in a module."""
     cls = type(module)
     if _is_sequence(cls):
         return ("fused",) if "fused" in kinds and _has_pair(list(module)) else ()
     called = "forward" if isinstance(module, torch.nn.Module) else "__call__"
     found = rewritten(cls, kinds, called) if hasattr(cls, called) else None
-    paying = [kind for kind, paths in found[1] if _pays(module, kind, paths)] if found else []
-    return tuple(k for k in kinds if any((kind == "attend") == (k == "attention") for kind in paying))
+    paying = {KIND_OF.get(kind, "fused") for kind, paths in found[1] if _pays(module, kind, paths)} if found else set()
+    return tuple(kind for kind in kinds if kind in paying)

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from . import _operators, _rows
-from ._attention import attention
+from ._attention import attention, attention_qkvpacked
 from ._cross_entropy import cross_entropy
+from ._patch_attention import of_views
 from ._patch_modules import FINDERS, Recipe, Replacement, _batch_norm, _unlike
-from ._patch_rules import RULES, Rule, attention_reason
+from ._patch_rules import RULES, Rule, attention_reason, packed_attention_reason
 
 # Activations by the class that computes them.
 _ACTIVATIONS: Dict[str, Callable[[Tensor], Tensor]] = {
@@ -138,10 +139,19 @@ def attend(
 ) -> Any:
     """Attention as an `AttentionInterface` of transformers has it, with masks as for "sdpa"."""
     theirs = sys.modules["transformers.integrations.sdpa_attention"].sdpa_attention_forward
+    replacement = module.__dict__.get("_warpwright_attention", _DEFAULT)
+    # What SDPA does not compute is ours whatever the speed.
+    further = options.get("softcap") is not None or options.get("s_aux") is not None
+    packed = None
+    if replacement.packed and attention_mask is None and position_bias is None and options.get("s_aux") is None:
+        packed = of_views(query, key, value)
 
     def ours() -> Any:
         causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
         causal = query.shape[2] > 1 and attention_mask is None and causal
+        if packed is not None:
+            rows = {"causal": causal, "alignment": "top_left", "softcap": options.get("softcap")}
+            return attention_qkvpacked(packed, query.shape[1], softmax_scale=scaling, dropout_p=dropout, **rows), None
         bias = attention_mask
         if bias is not None and bias.dtype == torch.bool:
             bias = torch.zeros_like(bias, dtype=query.dtype).masked_fill_(~bias, float("-inf"))
@@ -161,17 +171,14 @@ def attend(
         )
         return o, None
 
-    # What SDPA does not compute is ours whatever the speed.
-    further = options.get("softcap") is not None or options.get("s_aux") is not None
-
     def other() -> Any:
         if further:
             return _eager(module, query, key, value, attention_mask, is_causal, dropout=dropout, scaling=scaling, **options)
         more = {} if position_bias is None else {"position_bias": position_bias}
         return theirs(module, query, key, value, attention_mask, dropout, scaling, is_causal, **more, **options)
 
-    rule = None if further else lambda module, q: attention_reason(q)
-    return module.__dict__.get("_warpwright_attention", _DEFAULT).run(ours, other, module, query, rule)
+    reason = attention_reason if packed is None else packed_attention_reason
+    return replacement.run(ours, other, module, query, None if further else lambda module, q: reason(q))
 
 
 def _eager(
@@ -186,6 +193,17 @@ def _eager(
     return sys.modules[type(module).__module__].eager_attention_forward(module, query, key, value, mask, **options)
 
 
+def mask(*arguments: Any, **options: Any) -> Optional[Tensor]:
+    """A mask as for "sdpa", and none where nothing but what comes later is masked. That is known from extents; the library looks at
+    more, which it cannot while a graph is traced or captured, and makes one there, with which PyTorch's attention is several times slower."""
+    rows, local = options.get("q_length"), options.get("local_size")
+    if options.get("attention_mask") is None and rows is not None and rows == options.get("kv_length"):
+        causal = options.get("allow_is_causal_skip", True) and (local is None or rows < local)
+        if causal or (options.get("allow_is_bidirectional_skip", False) and local is None):
+            return None
+    return sys.modules["transformers.masking_utils"].sdpa_mask(*arguments, **options)
+
+
 def register_attention() -> bool:
     """Tells transformers, if it is there, of our attention."""
     transformers = sys.modules.get("transformers.modeling_utils")
@@ -196,7 +214,7 @@ def register_attention() -> bool:
 
     if NAME not in masks.AttentionMaskInterface._global_mapping:
         sys.modules["transformers.modeling_utils"].AttentionInterface.register(NAME, attend)
-        masks.AttentionMaskInterface.register(NAME, masks.sdpa_mask)
+        masks.AttentionMaskInterface.register(NAME, mask)
     return True
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from .._errors import DeviceError, DtypeError, Error, KernelError, OutOfMemoryError
 from . import nn
-from ._attention import scaled_dot_product_attention
-from ._patch_rules import RULES, Rule, attention_reason
+from ._attention import attention_qkvpacked, scaled_dot_product_attention
+from ._patch_rules import RULES, Rule, attention_reason, packed_attention_reason
 from ._registry import is_compiling
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -26,12 +26,14 @@ _FAILURES = (KernelError, OutOfMemoryError)
 
 @dataclass
 class Replacement:
-    """How a module is to be run, and what its calls came to. `left` counts calls by the reason for which PyTorch had them."""
+    """How a module is to be run, and what its calls came to. `left` counts calls by the reason for which PyTorch had them. packed: of
+    attention, whether queries, keys and values that are one tensor are taken so."""
 
     kind: str
     emulator: bool = False
     strict: bool = False
     forced: bool = False
+    packed: bool = True
     ran: int = 0
     left: Dict[str, int] = field(default_factory=dict)
 
@@ -76,7 +78,7 @@ class Recipe:
 
     kind: as users name it. run(module, *arguments): what stands in for `method`. base: a class of ours that has further attributes
     which `run` reads. fits(module): a reason why a module cannot be replaced. rule: where ours loses. name: "weight" of norms of rows that a
-    residual can be added in front of.
+    residual can be added in front of. choose(module, *arguments): in place of the rule of a call, one that looks at all of its arguments.
     """
 
     kind: str
@@ -86,6 +88,7 @@ class Recipe:
     fits: Callable[[Any], Optional[str]] = lambda module: None
     rule: Rule = Rule()
     name: str = ""
+    choose: Optional[Callable[..., Optional[str]]] = None
 
 
 class Replaced:
@@ -109,11 +112,12 @@ def _rebuilt(original: type, kind: str, *rest: Any) -> Any:
 @functools.lru_cache(maxsize=None)
 def replaced_class(original: type, recipe: Recipe) -> type:
     """The class of modules of `original` that are replaced."""
-    theirs, ours, rule = getattr(original, recipe.method), recipe.run, recipe.rule.call
+    theirs, ours, choose = getattr(original, recipe.method), recipe.run, recipe.choose
 
     @functools.wraps(theirs)
     def method(self: Any, *arguments: Any, **options: Any) -> Any:
         x = arguments[0] if arguments else next(iter(options.values()))
+        rule = recipe.rule.call if choose is None else lambda module, x: choose(module, *arguments, **options)
         return self._warpwright.run(
             lambda: ours(self, *arguments, **options), lambda: theirs(self, *arguments, **options), self, x, rule
         )
@@ -187,6 +191,18 @@ def _each(names: str, kind: str, **options: Any) -> Any:
     return [_of(f"{name}{dims}d", kind, **options) for name in names.split() for dims in (1, 2, 3)]
 
 
+def _is_packed(module: Any, query: Tensor, key: Any, value: Any) -> bool:
+    return module._warpwright.packed and query is key and key is value
+
+
+def _multihead_rule(
+    module: Any, query: Tensor, key: Any = None, value: Any = None, key_padding_mask: Any = None, need_weights: bool = True,
+    attn_mask: Any = None, *rest: Any, **options: Any,
+) -> Optional[str]:
+    packed = attn_mask is None and _is_packed(module, query, key, value)
+    return (packed_attention_reason if packed else attention_reason)(query, module.in_proj_weight)
+
+
 def _multihead(
     module: Any,
     query: Tensor,
@@ -204,18 +220,25 @@ def _multihead(
         raise ValueError("key_padding_mask is not taken")
     if query.dim() != 3:
         raise ValueError("an input without a batch is not taken")
-    width, biases = module.embed_dim, module.in_proj_bias
+    width, heads, dropout = module.embed_dim, module.num_heads, module.dropout if module.training else 0.0
+    if attn_mask is None and _is_packed(module, query, key, value):
+        qkv = torch.nn.functional.linear(query, module.in_proj_weight, module.in_proj_bias)
+        qkv = qkv if module.batch_first else qkv.transpose(0, 1)
+        y = attention_qkvpacked(qkv.unflatten(-1, (3, heads, -1)), dropout_p=dropout).flatten(2)
+        y = y if module.batch_first else y.transpose(0, 1)
+        return torch.nn.functional.linear(y, module.out_proj.weight, module.out_proj.bias), None
+    biases = module.in_proj_bias
     parts = zip((query, key, value), module.in_proj_weight.split(width), (None,) * 3 if biases is None else biases.split(width))
     projected = [torch.nn.functional.linear(*part) for part in parts]
     if not module.batch_first:
         projected = [t.transpose(0, 1) for t in projected]
-    q, k, v = (t.unflatten(-1, (module.num_heads, -1)).transpose(1, 2) for t in projected)
+    q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in projected)
     mask = attn_mask
     if mask is not None:
         # True takes no part here.
         mask = ~mask if mask.dtype == torch.bool else mask.to(q.dtype)
-        mask = mask.unflatten(0, (-1, module.num_heads)) if mask.dim() == 3 else mask
-    y = scaled_dot_product_attention(q, k, v, mask, module.dropout if module.training else 0.0)
+        mask = mask.unflatten(0, (-1, heads)) if mask.dim() == 3 else mask
+    y = scaled_dot_product_attention(q, k, v, mask, dropout)
     y = y.transpose(1, 2).flatten(2)
     y = y if module.batch_first else y.transpose(0, 1)
     return torch.nn.functional.linear(y, module.out_proj.weight, module.out_proj.bias), None
@@ -250,7 +273,7 @@ RECIPES: Dict[type, Recipe] = dict(
         _of("Linear", "linear"),
         (
             torch.nn.MultiheadAttention,
-            Recipe("attention", _multihead, fits=_one_width, rule=Rule(call=lambda module, q: attention_reason(q, module.in_proj_weight))),
+            Recipe("attention", _multihead, fits=_one_width, choose=_multihead_rule),
         ),
     ]
 )

@@ -99,6 +99,12 @@ def attention_reason(*tensors: Tensor) -> Reason:
     return None
 
 
+def packed_attention_reason(*tensors: Tensor) -> Reason:
+    """The same of queries, keys and values that are one tensor. In training PyTorch puts their gradients together afterwards: it reads and
+    writes all of them once more."""
+    return None
+
+
 RULES: Dict[str, Rule] = {
     "conv": Rule(_conv_module, _conv_call),
     "conv_transpose": Rule(_conv_module, _conv_call),

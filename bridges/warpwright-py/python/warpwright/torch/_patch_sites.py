@@ -2,15 +2,19 @@
 
     x = self.norm(x); x = self.act(x)                          chain
     h = r + h; r = h; h = self.norm(h)                         add_norm
+    h = r + h; h = h + self.mlp(self.norm(h))                  add_norm
     h = self.norm(h + r)                                       add_norm
     x = self.norm(x); if ...: r = ...; x += r; x = self.act(x) add_act
     self.act(a) * b, b * F.gelu(a)                             gate
     F.scaled_dot_product_attention(q, k, v)                    attend
+    q, k, v = qkv.unbind(0)                                    parts, for attend
+    create_causal_mask(..., position_ids=position_ids)         given
 
 What follows a condition is taken into its branches where one ends with the first operation of a chain.
 
 Each becomes a call of a function of `_patch_blocks`, which decides when it runs. What it is given is evaluated as before, in the same order
-but for a shortcut's own module, which comes before the norm that it is added behind, and a factor, which comes before the activation.
+but for a shortcut's own module, which comes before the norm that it is added behind, a factor, which comes before the activation, and a norm, which
+comes first of what is added to the sum that it reads.
 """
 
 import ast
@@ -20,6 +24,13 @@ from typing import Any, List, Optional, Sequence, Tuple
 # How functions of `_patch_blocks` are called in the source.
 HELPERS = "_warpwright_blocks"
 _GATES = {f"{f}.{name}" for f in ("F", "nn.functional", "torch.nn.functional") for name in ("silu", "gelu")}
+# The kinds of sites that are not of kind "fused".
+KIND_OF = {"attend": "attention", "given": "attention_mask"}
+_MASKS = {"create_causal_mask", "create_sliding_window_causal_mask", "mask_function"}
+# How positions are counted where none were given.
+_COUNTING = {"arange", "get_seq_length", "unsqueeze", "expand", "view", "size"}
+_PARTS, _NORMED = "_warpwright_parts", "_warpwright_normed"
+_POSITIONS, _GIVEN = "position_ids", "_warpwright_position_ids"
 _ATTENTION = {f"{f}.scaled_dot_product_attention" for f in ("F", "nn.functional", "torch.nn.functional")}
 
 
@@ -61,6 +72,18 @@ def _uses(node: ast.AST, name: str) -> bool:
     return any(_is_name(n, name) for n in ast.walk(node))
 
 
+def _at_once(node: ast.AST) -> bool:
+    """Whether all of a statement is evaluated, once."""
+    apart = (ast.IfExp, ast.BoolOp, ast.Lambda, ast.NamedExpr, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Await, ast.Yield)
+    return isinstance(node, (ast.Assign, ast.Return)) and not any(isinstance(n, apart) for n in ast.walk(node))
+
+
+def _is_read(node: ast.AST) -> bool:
+    """Whether an expression does no more than look at names and attributes."""
+    looks = (ast.Name, ast.Attribute, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.Constant, ast.boolop, ast.cmpop, ast.unaryop, ast.Load)
+    return all(isinstance(n, looks) for n in ast.walk(node))
+
+
 def _sum(node: Any) -> Optional[Tuple[ast.AST, ast.AST]]:
     return (node.left, node.right) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) else None
 
@@ -74,6 +97,21 @@ def _branches(node: Any) -> List[List[Any]]:
     branches = [node.body, *others] if others else []
     leaves = (ast.Return, ast.Raise, ast.Break, ast.Continue)
     return [] if any(isinstance(branch[-1], leaves) for branch in branches) else branches
+
+
+def _begin(node: ast.FunctionDef, statement: ast.stmt) -> None:
+    """Puts a statement first."""
+    node.body.insert(0 if ast.get_docstring(node) is None else 1, statement)
+
+
+def _exchanged(node: Any, old: ast.AST, new: ast.AST) -> Any:
+    """A statement with an expression in the place of another."""
+
+    class Exchange(ast.NodeTransformer):
+        def visit(self, n: ast.AST) -> Any:
+            return new if n is old else self.generic_visit(n)
+
+    return Exchange().visit(node)
 
 
 class Rewriter(ast.NodeTransformer):
@@ -119,7 +157,7 @@ class Rewriter(ast.NodeTransformer):
         found: List[Any] = []
         at = 0
         while at < len(statements):
-            for rule in (self._add_act, self._add_norm, self._chain):
+            for rule in (self._add_act, self._add_norm, self._add_norm_unless, self._add_norm_within, self._chain):
                 new = rule(statements, at)
                 if new is not None:
                     replaced, count = new
@@ -166,6 +204,45 @@ class Rewriter(ast.NodeTransformer):
         call = self._helper("add_norm", ast.Name("self", ast.Load()), norm[1], *terms)
         target = ast.Tuple([ast.Name(name, ast.Store()), ast.Name(kept[0], ast.Store())], ast.Store())
         return [ast.Assign([target], call)], 3
+
+    def _add_norm_unless(self, statements: List[Any], at: int) -> Any:
+        """With `if ...:` between the sum and the norm."""
+        if at + 3 >= len(statements):
+            return None
+        total, condition = _assigned(statements[at]), statements[at + 1]
+        if not total or not isinstance(condition, ast.If) or condition.orelse or not _is_read(condition.test) or _uses(condition.test, total[0]):
+            return None
+        found = self._add_norm([statements[at], *statements[at + 2 : at + 4]], 0)
+        if found is None:
+            return None
+        before = [statements[at], *condition.body, *(copy.deepcopy(s) for s in statements[at + 2 : at + 4])]
+        return [ast.If(condition.test, before, found[0])], 4
+
+    def _add_norm_within(self, statements: List[Any], at: int) -> Any:
+        """With the norm within the statement behind the sum."""
+        total = _assigned(statements[at])
+        terms = _sum(total[1]) if total else None
+        if not (total and terms) or at + 1 >= len(statements) or not _at_once(statements[at + 1]):
+            return None
+        name, node = total[0], statements[at + 1]
+        calls = [(n, _module_call(n)) for n in ast.walk(node)]
+        norms = [(n, call[0]) for n, call in calls if call and _is_name(call[1], name) and self._is_named_norm(call[0])]
+        if len(norms) != 1:
+            return None
+        ((call, norm),) = norms
+        self._site("add_norm", norm)
+        # A list, out of which the only reference goes to where it is used.
+        normed = ast.Name(_NORMED, ast.Load())
+        popped = ast.Call(ast.Attribute(normed, "pop", ast.Load()), [], [])
+        targets = [ast.Starred(ast.Name(_NORMED, ast.Store()), ast.Store()), ast.Name(name, ast.Store())]
+        helper = self._helper("add_norm", ast.Name("self", ast.Load()), norm, *terms)
+        # It may be a sum before another norm in turn.
+        statements[at + 1] = _exchanged(node, call, popped)
+        return [ast.Assign([ast.Tuple(targets, ast.Store())], helper)], 1
+
+    @staticmethod
+    def _is_named_norm(module: Any) -> bool:
+        return any(part in module.attr.lower() for part in ("norm", "ln"))
 
     @staticmethod
     def _condition(node: Any) -> Optional[Tuple[str, ast.AST, ast.AST]]:
@@ -218,6 +295,68 @@ class Rewriter(ast.NodeTransformer):
         test = tests[0] if len(tests) == 1 else ast.BoolOp(ast.And(), tests)
         return [ast.If(test, fused, statements[at:end])], end - at
 
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
+        if "attention_mask" in self.kinds:
+            self._given_positions(node)
+        if "attention" in self.kinds:
+            self._parts(node)
+        return self.generic_visit(node)
+
+    def _given_positions(self, node: ast.FunctionDef) -> None:
+        """Masks are made from positions that were given, and not from those that are counted where there are none: what these say, the
+        library can find out on the host alone."""
+        parameters = [a.arg for a in (*node.args.args, *node.args.kwonlyargs)]
+        stores = [n for n in ast.walk(node) if _is_name(n, _POSITIONS) and isinstance(n.ctx, ast.Store)]
+        counted = [s for s in node.body if isinstance(s, ast.If) and ast.unparse(s.test) == f"{_POSITIONS} is None" and not s.orelse]
+        if _POSITIONS not in parameters or len(counted) != 1:
+            return
+        inside = list(ast.walk(counted[0]))
+        calls = [n.func.attr if isinstance(n.func, ast.Attribute) else "" for n in inside if isinstance(n, ast.Call)]
+        if not set(calls) <= _COUNTING or "arange" not in calls or not all(n in inside for n in stores):
+            return
+        places: List[Any] = []
+        for n in ast.walk(node):
+            if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id in _MASKS:
+                places += [(k, "value") for k in n.keywords if k.arg == _POSITIONS and _is_name(k.value, _POSITIONS)]
+            elif isinstance(n, ast.Assign) and isinstance(n.value, ast.Dict) and ast.unparse(n.targets[0]) == "mask_kwargs":
+                keys = [getattr(key, "value", None) for key in n.value.keys]
+                if _POSITIONS in keys and _is_name(n.value.values[keys.index(_POSITIONS)], _POSITIONS):
+                    n.value.values[keys.index(_POSITIONS)] = ast.Name(_GIVEN, ast.Load())
+                    places.append(None)
+        for keyword, _ in filter(None, places):
+            keyword.value = ast.Name(_GIVEN, ast.Load())
+        if places:
+            self._site("given")
+            call = self._helper("given", ast.Name("self", ast.Load()), ast.Name(_POSITIONS, ast.Load()))
+            _begin(node, ast.Assign([ast.Name(_GIVEN, ast.Store())], call))
+
+    def _parts(self, node: ast.FunctionDef) -> None:
+        """Keeps what queries, keys and values are parts of for the call of attention."""
+        found = [n for n in ast.walk(node) if isinstance(n, ast.Assign) and self._unbound(n) is not None]
+        if len(found) != 1:
+            return
+        (n,) = found
+        names = [name.id for name in n.targets[0].elts]  # type: ignore[attr-defined]
+        attended = [c for c in ast.walk(node) if isinstance(c, ast.Call) and ast.unparse(c.func) in _ATTENTION]
+        attended = [c for c in attended if [getattr(a, "id", "") for a in c.args[:3]] == names]
+        if not attended:
+            return
+        whole = self._unbound(n)
+        n.targets = [ast.Tuple([n.targets[0], ast.Name(_PARTS, ast.Store())], ast.Store())]
+        n.value = self._helper("parts", whole)
+        _begin(node, ast.Assign([ast.Name(_PARTS, ast.Store())], ast.Constant(None)))
+        for call in attended:
+            call.keywords.append(ast.keyword("parts", ast.Name(_PARTS, ast.Load())))
+
+    @staticmethod
+    def _unbound(node: ast.Assign) -> Any:
+        """Of `a, b, c = x.unbind(0)`: x."""
+        target, value = node.targets[0], node.value
+        three = isinstance(target, ast.Tuple) and len(target.elts) == 3 and all(isinstance(n, ast.Name) for n in target.elts)
+        named = isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "unbind"
+        first = named and not value.keywords and [getattr(a, "value", None) for a in value.args] == [0]  # type: ignore[union-attr]
+        return value.func.value if three and first else None  # type: ignore[union-attr]
+
     def visit_BinOp(self, node: ast.BinOp) -> Any:
         self.generic_visit(node)
         if not isinstance(node.op, ast.Mult) or "fused" not in self.kinds:
@@ -225,7 +364,7 @@ class Rewriter(ast.NodeTransformer):
         for act, other in ((node.left, node.right), (node.right, node.left)):
             call = _module_call(act)
             named = isinstance(act, ast.Call) and ast.unparse(act.func) in _GATES and len(act.args) == 1 and not act.keywords
-            if call or named:
+            if named or (call and not self._is_named_norm(call[0])):
                 self._site("gate", act.func)
                 return ast.copy_location(self._helper("gate", ast.Name("self", ast.Load()), act.func, act.args[0], other), node)
         return node

@@ -1,0 +1,220 @@
+"""`warpwright.torch.patch`: attention of one tensor of queries, keys and values, masks that are not made, and sums before norms."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+from torch import nn  # noqa: E402
+
+import warpwright.torch as wt  # noqa: E402
+from warpwright.torch import _patch_blocks, _patch_libraries, _patch_modules  # noqa: E402
+from warpwright.torch._patch_attention import of_views  # noqa: E402
+
+
+@pytest.fixture
+def packed(monkeypatch):
+    """Shapes of the tensors that calls with one tensor had."""
+    seen = []
+
+    def counted(qkv, *arguments, **options):
+        seen.append(tuple(qkv.shape))
+        return wt.attention_qkvpacked(qkv, *arguments, **options)
+
+    for module in (_patch_blocks, _patch_libraries, _patch_modules):
+        monkeypatch.setattr(module, "attention_qkvpacked", counted)
+    return seen
+
+
+def gradients(model, read, *arguments, **options):
+    model.zero_grad()
+    y = read(model(*arguments, **options))
+    (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).reshape(y.shape)).sum().backward()
+    return [y.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+def alike(model, read, *arguments, **options):
+    """Results and gradients with and without ours."""
+    wanted = gradients(model, read, *arguments, **options)
+    patched = wt.patch(model, emulator=True)
+    torch.testing.assert_close(gradients(model, read, *arguments, **options), wanted, rtol=1e-4, atol=2e-5)
+    return patched
+
+
+def kinds(patched):
+    return {entry.kind: entry.replacement.ran for entry in patched.replaced if entry.kind in ("fused", "attention", "attention_mask")}
+
+
+def gpt2(**options):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    sizes = {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 23, "n_positions": 16, "bos_token_id": 0, "eos_token_id": 0}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, use_cache=False, **options)).eval()
+
+
+def llama(**options):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 23}
+    return transformers.LlamaModel(transformers.LlamaConfig(**sizes, use_cache=False, max_position_embeddings=16, **options)).eval()
+
+
+def test_vision_transformers_have_one_tensor(packed):
+    timm = pytest.importorskip("timm", reason="timm is not installed")
+    torch.manual_seed(5)
+    sizes = {"img_size": 16, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 7}
+    model, x = timm.create_model("vit_tiny_patch16_224", **sizes), torch.randn(2, 3, 16, 16)
+    patched = alike(model, lambda y: y, x)
+    assert packed == [(2, 5, 3, 2, 16)] and kinds(patched) == {"fused": 1, "attention": 1}
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-5)
+    assert len(packed) == 3
+    # Without a gradient there is nothing to put together.
+    with torch.no_grad():
+        model(x)
+    assert len(packed) == 3
+    patched.undo()
+    # Norms of queries and keys make other tensors of them.
+    model = timm.create_model("vit_tiny_patch16_224", **sizes, qk_norm=True)
+    alike(model, lambda y: y, x)
+    assert len(packed) == 3
+    with wt.patch(timm.create_model("vit_tiny_patch16_224", **sizes), emulator=True, disable={"packed_attention"}) as patched:
+        patched.model(x)
+        assert len(packed) == 3 and kinds(patched)["attention"] == 1
+
+
+def test_attention_of_one_product_in_transformers(packed):
+    torch.manual_seed(5)
+    patched = alike(gpt2(), lambda found: found.logits, torch.randint(1, 23, (2, 6)))
+    assert packed == [(2, 6, 6, 16)] and kinds(patched)["attention"] == 1 and kinds(patched)["fused"] == 1
+    # With a mask it is attention as any other.
+    ids = torch.randint(1, 23, (2, 6))
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6])
+    alike(gpt2(), lambda found: found.logits[mask.bool()], ids, attention_mask=mask)
+    assert len(packed) == 1
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_self_attention_of_pytorch(packed, batch_first):
+    torch.manual_seed(5)
+    x, y = torch.randn(3, 5, 16), torch.randn(3, 5, 16)
+    model = nn.MultiheadAttention(16, 2, batch_first=batch_first)
+    model.in_proj_bias.data.normal_()
+    patched = alike(model, lambda found: found[0], x, x, x, need_weights=False)
+    assert packed == [(3, 5, 3, 2, 8) if batch_first else (5, 3, 3, 2, 8)]
+    model(x, y, y, need_weights=False)
+    assert len(packed) == 1 and kinds(patched) == {"attention": 2}
+    # In training of 16 bits, that of one tensor alone.
+    patched.undo()
+    low, x = copy.deepcopy(model).bfloat16(), x.bfloat16()
+    patched = wt.patch(low, emulator=True)
+    low(x, x, x, need_weights=False)
+    low(x, x.clone(), x, need_weights=False)
+    assert len(packed) == 2 and patched.left() == {"the gradients of attention of 16 bits are faster in PyTorch": 1}
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_layers_of_pytorch(packed, norm_first):
+    torch.manual_seed(5)
+    x = torch.randn(2, 5, 16)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, norm_first=norm_first)
+    # The last sum of a layer that normalizes first has its norm in the next one.
+    assert kinds(alike(layer, lambda y: y, x)) == {"attention": 1, "fused": 1 if norm_first else 2} and len(packed) == 1
+    layer = nn.TransformerDecoderLayer(16, 2, 32, dropout=0.0, norm_first=norm_first)
+    assert kinds(alike(layer, lambda y: y, x, x)) == {"attention": 1, "fused": 2 if norm_first else 3}
+
+
+def test_views_that_are_one_tensor():
+    x = torch.randn(2, 3, 32, requires_grad=True)
+
+    def views(heads=2, others=1, order=(0, 1, 2), whole=None):
+        base = x * 1 if whole is None else whole
+        width = 32 // (heads + 2 * others)
+        parts = base.split([heads * width, others * width, others * width], dim=-1)
+        return [parts[i].unflatten(-1, (-1, width)).transpose(1, 2) for i in order]
+
+    whole = of_views(*views())
+    assert whole.shape == (2, 3, 4, 8) and torch.equal(whole.flatten(2), x)
+    (whole * whole.detach()).sum().backward()
+    assert torch.equal(x.grad, x.detach())
+    assert of_views(*views(order=(0, 2, 1))) is None
+    assert of_views(*views(whole=(x * 1).transpose(0, 1))) is None
+    q, k, v = views()
+    assert of_views(q, k, v * 1) is None and of_views(q, k.detach(), v) is None
+    assert of_views(q.detach(), k.detach(), v.detach()) is None
+    wider = torch.cat([x, x], -1)
+    assert of_views(*views(whole=wider[..., :32])) is None
+    k.register_hook(lambda gradient: gradient)
+    assert of_views(q, k, v) is None
+    q, k, v = views()
+    v.retain_grad()
+    assert of_views(q, k, v) is None
+    with torch.no_grad():
+        assert of_views(*views()) is None
+
+
+def test_masks_that_say_nothing_are_not_made(monkeypatch):
+    torch.manual_seed(5)
+    model, ids = llama(), torch.randint(1, 23, (2, 6))
+    plain = model(ids).last_hidden_state
+    masks, inner = [], _patch_libraries.attend
+
+    def seen(module, query, key, value, mask, *arguments, **options):
+        masks.append(None if mask is None else tuple(mask.shape))
+        return inner(module, query, key, value, mask, *arguments, **options)
+
+    library = pytest.importorskip("transformers.modeling_utils")
+    patched = wt.patch(model, emulator=True)
+    library.AttentionInterface.register(_patch_libraries.NAME, seen)
+    try:
+        torch._dynamo.reset()
+        for call in (model, torch.compile(model, backend="eager")):
+            torch.testing.assert_close(call(ids).last_hidden_state, plain, rtol=1e-4, atol=1e-5)
+        assert masks == [None, None] and kinds(patched)["attention_mask"] == 1
+        # Sequences behind each other in a row are kept apart.
+        masks.clear()
+        positions = torch.tensor([[0, 1, 2, 0, 1, 2]] * 2)
+        with_ours = model(ids, position_ids=positions).last_hidden_state
+        assert masks == [(2, 1, 6, 6)]
+        padded = torch.tensor([[1] * 6, [1, 1, 1, 1, 0, 0]])
+        model(ids, attention_mask=padded)
+        assert len(masks) == 2 and masks[1] is not None
+    finally:
+        library.AttentionInterface.register(_patch_libraries.NAME, inner)
+    patched.undo()
+    wanted = model(ids, position_ids=positions).last_hidden_state
+    torch.testing.assert_close(with_ours, wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(with_ours[:, 3:], model(ids[:, 3:]).last_hidden_state, rtol=1e-4, atol=1e-5)
+
+
+class Sums(nn.Module):
+    """Sums before norms, one of them in a branch, one with what is wider."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm1, self.norm2, self.inner = nn.LayerNorm(8), nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x, other=None, row=None):
+        """Sums."""
+        x = x + self.inner(x)
+        if other is not None:
+            x = x * other
+        kept = x
+        x = self.norm1(x)
+        x = x + kept
+        y = self.norm2(x) * 2
+        x = x + y
+        return x - self.norm1(x) if row is None else self.norm1(x + row)
+
+
+def test_sums_before_norms():
+    torch.manual_seed(5)
+    model, x = Sums(), torch.randn(3, 8)
+    with wt.patch(model, emulator=True, sources=[__name__.split(".")[0]]) as patched:
+        ours = [gradients(model, lambda y: y, x, **more) for more in ({}, {"other": torch.tensor(2.0)}, {"row": torch.ones(8)}, {"row": 1.0})]
+        # Two; the second, after what happens between; two, where something else than a tensor of the shape is added last.
+        assert kinds(patched) == {"fused": 2 + 1 + 2 + 2}, patched.report()
+        assert model.forward.__doc__ == "Sums."
+    plain = [gradients(model, lambda y: y, x, **more) for more in ({}, {"other": torch.tensor(2.0)}, {"row": torch.ones(8)}, {"row": 1.0})]
+    torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
