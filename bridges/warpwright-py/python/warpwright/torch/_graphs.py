@@ -1,7 +1,9 @@
 """Calls that are captured in a CUDA graph once and replayed: what a processor enqueues kernel by kernel becomes one launch."""
 
+import collections
 import functools
 import threading
+import types
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Hashable, List, Optional, Tuple
 
@@ -60,7 +62,7 @@ class Graphed:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, tree = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        reason = _obstacle(tensors) or self._capturing()
+        reason = _obstacle(tensors) or _object_among(leaves, "an argument") or self._capturing()
         if reason is not None:
             return self._without_graph(reason, args, kwargs)
         with self._state.lock:
@@ -71,7 +73,7 @@ class Graphed:
             if kind is None:
                 if len(self._state.kinds) >= self._limit:
                     return self._without_graph(f"more than {self._limit} kinds of arguments", args, kwargs)
-                kind = self._state.kinds[key] = _Kind()
+                kind = self._state.kinds[key] = _Kind(refused=_object_of(tree))
             if kind.captured is not None and kind.captured.is_stale():
                 kind.captured, kind.eager = None, 0
             if kind.refused is not None:
@@ -148,6 +150,8 @@ class Graphed:
                 leaf.record_stream(current)
         if any(t._version != version for t, version in zip(versioned, versions)):
             kind.refused = "it changes an argument in place"
+        elif _object_among(leaves, "a result") is not None:
+            kind.refused = _object_among(leaves, "a result")
         elif any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
             kind.refused = "a result has a gradient: capture the whole training step, backward pass included"
         return results
@@ -201,7 +205,7 @@ def graphed(
     The first `warmup` calls with arguments of a kind (shapes, strides, dtypes, devices, values of what is no tensor, autocast, gradient
     mode, `training`) run eagerly, the next one is captured, and every further one copies the tensors among its arguments into the
     graph's and replays it. Each call does its work once. At most `limit` kinds have graphs; others, calls without CUDA tensors, functions
-    that change an argument in place or give results with gradients, and what cannot be captured (a copy to the host, an optimizer without
+    that change an argument in place or give results with gradients, objects with a state among arguments or results, and what cannot be captured (a copy to the host, an optimizer without
     `capturable=True`) run eagerly: `report()` says which and why. Random numbers advance as they do without graphs.
 
     What the function reads besides its arguments is read at the same address in every replay: parameters may be changed in place, and if
@@ -238,6 +242,34 @@ def _obstacle(tensors: List[Tensor]) -> Optional[str]:
     if any(t.data_ptr() == 0 for t in tensors):
         return "an empty tensor"
     return None
+
+
+# Values that are hashed by what they are, and never change.
+_CONSTANTS = (type(None), type, types.FunctionType, types.BuiltinFunctionType, torch.dtype, torch.layout, torch.memory_format)
+# Those whose tensors are read where they are, as if the function had them.
+_OWNERS = (torch.nn.Module, torch.optim.Optimizer)
+
+
+def _object_among(leaves: Leaves, what: str) -> Optional[str]:
+    """Why there is no graph for objects that have a state, such as caches of keys and values: a replay would neither read nor change it."""
+    for leaf in leaves:
+        if not isinstance(leaf, (Tensor, *_CONSTANTS, *_OWNERS)) and type(leaf).__hash__ is object.__hash__:
+            return _stateful(what, type(leaf))
+    return None
+
+
+def _object_of(tree: Any) -> Optional[str]:
+    """The same of objects that are taken apart into their tensors."""
+    kind = tree.type
+    plain = kind in (None, collections.namedtuple) or issubclass(kind, (dict, list, tuple, collections.deque))
+    if not plain:
+        return _stateful("an argument", kind)
+    children = tree.children() if callable(getattr(tree, "children", None)) else tree.children_specs
+    return next(filter(None, map(_object_of, children)), None)
+
+
+def _stateful(what: str, cls: type) -> str:
+    return f"{what} is an object of class {cls.__name__}, which has a state of its own"
 
 
 def _kind_of(leaf: Any) -> Any:

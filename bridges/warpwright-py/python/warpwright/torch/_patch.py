@@ -9,6 +9,7 @@ import torch
 from .._errors import ArgumentError, ParameterError
 from . import _patch_libraries as libraries
 from ._patch_blocks import Block, block_class, kinds_of
+from ._patch_graphs import Captured, captured_class, graphs_of, uncapture
 from ._patch_modules import RECIPES, Recipe, Replaced, Replacement, base_of, recipe_of, replaced_class
 
 KINDS = tuple(sorted({recipe.kind for recipe in RECIPES.values()} | {"attention", "attention_mask", "fused", "packed_attention"}))
@@ -33,9 +34,11 @@ class Patched:
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = model
         self.entries: List[Entry] = []
+        # Whether calls without gradients are captured in graphs.
+        self.captured = False
         # What puts each thing back, and what must hold before anything is.
         self._back: List[Callable[[], None]] = []
-        self._checks: List[Callable[[], None]] = []
+        self._checks: Dict[int, Callable[[], None]] = {}
 
     def __enter__(self) -> "Patched":
         return self
@@ -46,7 +49,7 @@ class Patched:
     def undo(self) -> None:
         """Puts back what the model had. A second time it does nothing. Copies of the model stay as they are. An `ArgumentError` names a module
         that was given another class since, as FSDP does, and nothing changes."""
-        for check in self._checks:
+        for check in self._checks.values():
             check()
         self._checks.clear()
         while self._back:
@@ -59,7 +62,11 @@ class Patched:
 
     def report(self) -> str:
         """A table of the modules that there are operators for: the name, the class, what became of it and why, and the calls so far, with
-        those that PyTorch had and the reason. Calls in compiled code and in CUDA graphs are not counted."""
+        those that PyTorch had and the reason. Calls in compiled code and in CUDA graphs are not counted. With graphs, how many calls were
+        replays, and why others were not."""
+        return "\n".join([self._table(), *self._graphs()])
+
+    def _table(self) -> str:
         if not self.entries:
             return f"{type(self.model).__name__}: nothing to replace"
         head = [("module", "class", "replaced by", "calls", "left to PyTorch")]
@@ -83,6 +90,12 @@ class Patched:
             return entry.name, entry.cls, "-", "", entry.why or ""
         left = "; ".join(f"{count} calls: {why}" for why, count in entry.replacement.left.items())
         return entry.name, entry.cls, entry.kind, str(entry.replacement.ran), left
+
+    def _graphs(self) -> List[str]:
+        if not self.captured:
+            return []
+        graphs = graphs_of(self.model)
+        return ["", "calls without gradients:", graphs.report() if graphs is not None else "no calls"]
 
     def __repr__(self) -> str:
         return f"<Patched {type(self.model).__name__}: {len(self.replaced)} of {len(self.entries)} replaced>"
@@ -181,7 +194,7 @@ def _replace(patched: Patched, name: str, module: Any, choice: _Choice) -> None:
     module._warpwright = replacement
     patched.entries.append(Entry(name, cls.__name__, recipe.kind, replacement=replacement))
 
-    patched._checks.append(lambda: _expect_class(name, module, ours))
+    patched._checks[id(module)] = lambda: _expect_class(name, module, ours)
 
     def back() -> None:
         module.__class__ = cls
@@ -210,7 +223,7 @@ def _replace_block(patched: Patched, name: str, module: Any, choice: _Choice, so
     for kind, replacement in module._warpwright_block.items():
         patched.entries.append(Entry(name, cls.__name__, kind, replacement=replacement))
 
-    patched._checks.append(lambda: _expect_class(name, module, ours))
+    patched._checks[id(module)] = lambda: _expect_class(name, module, ours)
 
     def back() -> None:
         module.__class__ = cls
@@ -261,6 +274,33 @@ def _set_attention(patched: Patched, model: Any, replacement: Replacement, befor
     patched._back.append(back)
 
 
+def _capture(patched: Patched) -> None:
+    """Has the model's calls without gradients captured in graphs."""
+    model: Any = patched.model
+    cls = type(model)
+    if isinstance(model, Captured):
+        patched.captured = True
+        return
+    if "forward" in model.__dict__:
+        raise ArgumentError(
+            "patch: graphs=True expects a model whose forward is its class's, and not put on the model itself",
+            op="patch",
+            argument="graphs",
+            expected="a forward of the class",
+            got="a forward of the model",
+        )
+    ours = captured_class(cls)
+    model.__class__ = ours
+    patched.captured = True
+
+    def back() -> None:
+        uncapture(model, cls)
+        patched.captured = False
+
+    patched._checks[id(model)] = lambda: _expect_class("", model, ours)
+    patched._back.append(back)
+
+
 def _replace_losses(patched: Patched, choice: _Choice) -> None:
     for name, model in libraries.models(patched.model):
         named = getattr(model, "loss_type", None)
@@ -289,6 +329,7 @@ def patch(
     disable: Collection[str] = (),
     strict: bool = False,
     emulator: bool = False,
+    graphs: bool = False,
     sources: Collection[str] = SOURCES,
 ) -> Patched:
     """Has a model computed with our operators, in place, wherever they are faster: modules of `torch.nn`, norms, activations, attention
@@ -300,7 +341,9 @@ def patch(
 
     enable: kinds or classes that are to be replaced where they are slower, too. disable: kinds or classes to leave. Kinds are those of
     `Patched.report()`. strict: what our operator refuses is an error. emulator: tensors on the CPU go to the emulator, which is for
-    tests. sources: packages whose blocks are read for pairs of operations; `torch.nn.Sequential` always is.
+    tests. graphs: calls of the model that record no gradient are captured in CUDA graphs and replayed, as `graphed` does, while hooks of
+    its modules run only where they are captured; a training step is captured as a whole by `graphed(step)`. sources: packages whose blocks
+    are read for pairs of operations; `torch.nn.Sequential` always is.
     """
     if not isinstance(model, torch.nn.Module):
         raise ArgumentError(
@@ -320,6 +363,8 @@ def patch(
             _replace_block(patched, name, module, choice, packages)
         _replace_attention(patched, choice)
         _replace_losses(patched, choice)
+        if graphs:
+            _capture(patched)
     except BaseException:
         patched.undo()
         raise
