@@ -105,6 +105,8 @@ def test_self_attention_of_pytorch(packed, batch_first):
     assert packed == [(3, 5, 3, 2, 8) if batch_first else (5, 3, 3, 2, 8)]
     model(x, y, y, need_weights=False)
     assert len(packed) == 1 and kinds(patched) == {"attention": 2}
+    with pytest.raises(RuntimeError, match="Need attn_mask"):
+        model(x, x, x, need_weights=False, is_causal=True)
     # In training of 16 bits, that of one tensor alone.
     patched.undo()
     low, x = copy.deepcopy(model).bfloat16(), x.bfloat16()

@@ -207,7 +207,7 @@ def attend(
 ) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention`. parts: what queries, keys and values may be the parts of."""
     replacement, packed = block._warpwright_block["attention"], None
-    if replacement.packed and attn_mask is None:
+    if replacement.packed and attn_mask is None and (query.shape[1] == key.shape[1] or options.get("enable_gqa")):
         packed = of_parts(parts, query, key, value)
         packed = of_views(query, key, value) if packed is None else packed
     arguments = (query, key, value, attn_mask, dropout_p, is_causal)

@@ -220,6 +220,8 @@ def _multihead(
         raise ValueError("key_padding_mask is not taken")
     if query.dim() != 3:
         raise ValueError("an input without a batch is not taken")
+    if is_causal and attn_mask is None:
+        raise ValueError("is_causal=True without a mask is not taken")
     width, heads, dropout = module.embed_dim, module.num_heads, module.dropout if module.training else 0.0
     if attn_mask is None and _is_packed(module, query, key, value):
         qkv = torch.nn.functional.linear(query, module.in_proj_weight, module.in_proj_bias)
