@@ -11,7 +11,7 @@ from torch import nn  # noqa: E402
 
 import warpwright.torch as wt  # noqa: E402
 from warpwright.torch import _patch_blocks, _patch_libraries, _patch_modules  # noqa: E402
-from warpwright.torch._patch_attention import of_views  # noqa: E402
+from warpwright.torch._patch_attention import of_parts, of_views  # noqa: E402
 
 
 @pytest.fixture
@@ -156,6 +156,16 @@ def test_views_that_are_one_tensor():
         assert of_views(*views()) is None
 
 
+def test_parts_of_one_tensor():
+    whole = torch.randn(3, 2, 4, 5, 8, requires_grad=True) * 1
+    found, parts = _patch_blocks.parts(whole)
+    assert of_parts(parts, *found).shape == (2, 5, 3, 4, 8)
+    assert of_parts(None, *found) is None
+    for at in range(3):
+        others = [part * 1 if i == at else part for i, part in enumerate(found)]
+        assert of_parts(parts, *others) is None
+
+
 def test_masks_that_say_nothing_are_not_made(monkeypatch):
     torch.manual_seed(5)
     model, ids = llama(), torch.randint(1, 23, (2, 6))
@@ -217,6 +227,8 @@ def test_sums_before_norms():
         ours = [gradients(model, lambda y: y, x, **more) for more in ({}, {"other": torch.tensor(2.0)}, {"row": torch.ones(8)}, {"row": 1.0})]
         # Two; the second, after what happens between; two, where something else than a tensor of the shape is added last.
         assert kinds(patched) == {"fused": 2 + 1 + 2 + 2}, patched.report()
+        # And none of them once more apart.
+        assert model.norm2._warpwright.ran == 0
         assert model.forward.__doc__ == "Sums."
     plain = [gradients(model, lambda y: y, x, **more) for more in ({}, {"other": torch.tensor(2.0)}, {"row": torch.ones(8)}, {"row": 1.0})]
     torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
