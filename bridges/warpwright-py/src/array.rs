@@ -6,6 +6,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyType};
 use std::sync::{Mutex, PoisonError};
 use warpwright::DType;
+use warpwright::plan::Layout;
 
 use crate::device::{self, Place};
 use crate::dlpack::{self, Capsule, Description, Exchange, Malformed, Vec8};
@@ -415,6 +416,12 @@ impl<'py> Argument<'py> {
             let problem = Problem::new(self.object.py(), Class::Shape, message).at(op, argument);
             problem.mismatch(N, rank).into_err()
         })
+    }
+
+    /// Shape and strides of an array of four dimensions.
+    pub(crate) fn layout(&self) -> PyResult<Layout> {
+        let shape = self.extents()?;
+        Ok(Layout { shape, strides: self.strides[..].try_into().unwrap_or_default() })
     }
 
     pub(crate) fn expect_place(&self, expected: Place) -> PyResult<()> {

@@ -54,12 +54,6 @@ impl<'py> Started<'py> {
     }
 }
 
-/// Shape and strides of an argument of four dimensions.
-fn layout(array: &Array<'_>) -> PyResult<Layout> {
-    let shape = array.extents()?;
-    Ok(Layout { shape, strides: array.strides[..].try_into().unwrap_or_default() })
-}
-
 /// The tensors that both directions read, in the order of [`Started`].
 fn arguments(inputs: [Option<TensorRef<'_>>; INPUTS]) -> AttentionInputs<'_> {
     let [q, k, v, bias, slopes, key_lengths, query_offsets, key_offsets, block_table, sinks, random] = inputs;
@@ -216,7 +210,7 @@ fn start<'py>(
             format!("{op}: random is {}", if drops { "missing beside dropout_p" } else { "of dropout_p" });
         return Err(Problem::new(py, Class::Argument, message).at(op, "random").into_err());
     }
-    let (q_layout, k_layout, v_layout) = (layout(&q)?, layout(&k)?, layout(&v)?);
+    let (q_layout, k_layout, v_layout) = (q.layout()?, k.layout()?, v.layout()?);
     let [batch, queries, heads, _] = q_layout.shape;
     let (packed, [query_offsets, key_offsets]) = packed(&call, &q, [queries, k_layout.shape[1]], o)?;
     let sequences = packed.map_or(batch, |packed| packed.sequences);
@@ -234,7 +228,7 @@ fn start<'py>(
             window,
             alignment,
             softcap: o.softcap.map(Real::new),
-            bias: bias.as_ref().map(layout).transpose()?,
+            bias: bias.as_ref().map(|bias| bias.layout()).transpose()?,
             alibi: slopes.as_ref().map(|slopes| match slopes.shape.len() {
                 2 => AlibiSlopes::PerBatchAndHead,
                 _ => AlibiSlopes::PerHead,
@@ -392,8 +386,8 @@ fn backward<'py>(
     let (dq, of_dq) = gradient(0, "out[0]", desc.q)?;
     let (dk, of_dk) = gradient(1, "out[1]", desc.k)?;
     let (dv, of_dv) = gradient(2, "out[2]", desc.v)?;
-    let forward = AttentionDesc { o: layout(&o)?, ..desc.clone() };
-    let dy_layout = layout(&dy)?;
+    let forward = AttentionDesc { o: o.layout()?, ..desc.clone() };
+    let dy_layout = dy.layout()?;
     let backward =
         AttentionBackwardDesc { forward, dy: dy_layout, dq: of_dq, dk: of_dk, dv: of_dv, dbias, dsinks };
     let plan = call.plan(&PLANS, &backward)?;

@@ -143,8 +143,13 @@ impl<'py> Call<'py> {
     pub(crate) fn shaped(&self, array: Array<'py>) -> PyResult<Array<'py>> {
         let last = array.shape.last().zip(array.strides.last());
         let fits = last.is_none_or(|(extent, stride)| *extent < 2 || *stride == 1);
+        self.viewed(if fits { array } else { self.row_major(array)? })
+    }
+
+    /// The array as an operation takes it that looks at shape and strides, whatever these are: itself, or a copy.
+    pub(crate) fn viewed(&self, array: Array<'py>) -> PyResult<Array<'py>> {
         // The emulator gets a copy of the bytes, without gaps.
-        let fits = fits && (self.place != Place::Host || array.is_row_major());
+        let fits = self.place != Place::Host || array.is_row_major();
         let mut array = if fits { array } else { self.row_major(array)? };
         array.shaped = true;
         if self.place == Place::Host {
@@ -154,7 +159,7 @@ impl<'py> Call<'py> {
     }
 
     /// The array with every element where it is in `like`: itself, or a copy.
-    fn laid_out_like(&self, array: Array<'py>, like: &Array<'py>) -> PyResult<Array<'py>> {
+    pub(crate) fn laid_out_like(&self, array: Array<'py>, like: &Array<'py>) -> PyResult<Array<'py>> {
         if array.has_layout_of(like) {
             return Ok(array);
         }
@@ -221,6 +226,28 @@ impl<'py> Call<'py> {
         array.expect_writable()?;
         if !form.fits(&array, &array) {
             return Err(self.problem(Class::Layout, argument, "is written in place and must be contiguous"));
+        }
+        let flat = Flat::of(&array).updated();
+        Ok(Output { flat, kind: Kind::Array(array.object.clone()), array: Some(array) })
+    }
+
+    /// An array that an elementwise operation reads and overwrites, in whatever order its elements lie: that of `like` if there is one.
+    pub(crate) fn updated_dense(
+        &self,
+        array: Array<'py>,
+        dtype: DType,
+        like: Option<&Array<'py>>,
+    ) -> PyResult<Output<'py>> {
+        array.expect_dtype(dtype)?;
+        if let Some(like) = like {
+            array.expect_shape(&like.shape)?;
+        }
+        array.expect_writable()?;
+        if !like.map_or_else(|| array.is_dense(), |like| array.has_layout_of(like)) {
+            let order =
+                like.map_or_else(String::new, |like| format!(", in the order of {}", like.site.argument));
+            let what = format!("is written in place and must be without gaps{order}");
+            return Err(self.problem(Class::Layout, array.site.argument, &what));
         }
         let flat = Flat::of(&array).updated();
         Ok(Output { flat, kind: Kind::Array(array.object.clone()), array: Some(array) })
@@ -314,7 +341,8 @@ impl<'py> Call<'py> {
                 return Ok((Output { flat, kind: Kind::Array(object), array: Some(array) }, strides));
             }
         }
-        let output = self.output((argument, wanted), like, Form::RowMajor(like.dtype, shape))?.in_shape(shape);
+        let output =
+            self.output((argument, wanted), like, Form::RowMajor(like.dtype, shape))?.in_shape(shape);
         let strides = Vec8::collect(shape.iter().copied()).map(|shape| Vec8::row_major(&shape));
         let rank = || self.problem(Class::Shape, argument, "has more than 8 dimensions");
         Ok((output, strides.ok_or_else(rank)?))
@@ -582,7 +610,7 @@ impl<'py> Output<'py> {
     }
 
     /// The array of the caller that it ends in.
-    fn destination(&self) -> Option<&Array<'py>> {
+    pub(crate) fn destination(&self) -> Option<&Array<'py>> {
         match &self.kind {
             Kind::Copied { to, .. } => Some(to),
             _ => self.array.as_ref(),

@@ -212,7 +212,7 @@ fn plan(py: Python<'_>, error: &PlanError) -> PyErr {
             problem.mismatch(*expected, got.as_str()).into_err()
         }
         PlanError::Expression { op, .. } => {
-            Problem::new(py, Class::Parameter, error.to_string()).with("op", *op).into_err()
+            Problem::new(py, Class::Parameter, error.to_string()).at(op, "expr").into_err()
         }
         PlanError::TooLarge { op, blocks, limit } => {
             let problem = Problem::new(py, Class::Shape, error.to_string()).with("op", *op);

@@ -15,7 +15,7 @@
 //! | `call` | arguments, results and launch of one call |
 //! | `images` `softmax` `matmul` `node` | the families, each of which turns keywords into a descriptor in one place |
 //! | `attention` `batch` `cast` `cross_entropy` `grouped` `groups` `local_response` `ops` `quantize` `recurrent` `rows` `scaled` | |
-//! | `causal_conv` `cells` `conv` `parameter` `pool` `resize` `tensor_map` | |
+//! | `causal_conv` `cells` `conv` `elementwise` `embedding` `optimizer` `parameter` `pool` `reduce` `resize` `rotary` `tensor_map` | |
 //! | `emulator` | `run` and `lint` |
 
 #![deny(unsafe_code)]
@@ -31,6 +31,8 @@ mod conv;
 mod cross_entropy;
 mod device;
 mod dlpack;
+mod elementwise;
+mod embedding;
 mod emulator;
 mod error;
 mod ffi;
@@ -47,6 +49,7 @@ mod matmul;
 mod memory;
 mod node;
 mod ops;
+mod optimizer;
 mod overlap;
 mod owned;
 mod parameter;
@@ -54,7 +57,9 @@ mod pool;
 mod quantize;
 mod quick;
 mod recurrent;
+mod reduce;
 mod resize;
+mod rotary;
 mod rows;
 mod scaled;
 mod softmax;
@@ -82,6 +87,10 @@ mod _native {
     #[pymodule_export]
     use crate::cross_entropy::{cross_entropy, cross_entropy_backward};
     #[pymodule_export]
+    use crate::elementwise::{dropout, dropout_add, elementwise};
+    #[pymodule_export]
+    use crate::embedding::{embedding, embedding_backward};
+    #[pymodule_export]
     use crate::emulator::{Finding, Remark, Run, devices, lint, run};
     #[pymodule_export]
     use crate::grouped::{grouped_matmul, grouped_matmul_k};
@@ -102,6 +111,8 @@ mod _native {
         silu, silu_backward, softplus, softplus_backward, swiglu, swiglu_backward, tanh, tanh_backward,
     };
     #[pymodule_export]
+    use crate::optimizer::{adam_step, adamw_step, clip_grad_norm, grad_norm, sgd_step};
+    #[pymodule_export]
     use crate::owned::DeviceArray;
     #[pymodule_export]
     use crate::pool::{
@@ -116,7 +127,11 @@ mod _native {
     #[pymodule_export]
     use crate::recurrent::{gru, gru_backward, lstm, lstm_backward, rnn, rnn_backward};
     #[pymodule_export]
+    use crate::reduce::{amax, amin, argmax, argmin, mean, sum};
+    #[pymodule_export]
     use crate::resize::{resize, resize_backward};
+    #[pymodule_export]
+    use crate::rotary::{rotary_embedding, rotary_embedding_backward};
     #[pymodule_export]
     use crate::rows::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backward};
     #[pymodule_export]

@@ -181,7 +181,8 @@ def test_stubs_have_the_parameters_of_the_functions():
         found = inspect.signature(getattr(ww, name)).parameters.values()
         positional = [p for p in found if p.kind is not p.KEYWORD_ONLY]
         keyword = [p for p in found if p.kind is p.KEYWORD_ONLY]
-        assert [a.arg for a in args.args] == [p.name for p in positional], name
+        further = [args.vararg] if args.vararg else []
+        assert [a.arg for a in (*args.args, *further)] == [p.name for p in positional], name
         further = set(options(args))
         assert further <= {p.name for p in keyword}, name
         keyword = [p for p in keyword if p.name not in further]

@@ -758,3 +758,113 @@ def local_response_norm_backward(
     out: _Array | None = None,
     stream: _Stream | None = None,
 ) -> _A: ...
+
+class _RotaryOptions(TypedDict, total=False):
+    pairing: str
+    positions: _Array | None
+    offset: int
+    rotary_dim: int | None
+    out: _Array | _Arrays | None
+    stream: _Stream | None
+
+def rotary_embedding(q: _A, k: _Array | None, cos: _Array, sin: _Array, **options: Unpack[_RotaryOptions]) -> Any: ...
+def rotary_embedding_backward(
+    dq: _A, dk: _Array | None, cos: _Array, sin: _Array, **options: Unpack[_RotaryOptions]
+) -> Any: ...
+def embedding(weight: _A, indices: _Array, *, out: _Array | None = None, stream: _Stream | None = None) -> _A: ...
+def embedding_backward(
+    dy: _A,
+    indices: _Array,
+    num_embeddings: int,
+    *,
+    padding_idx: int | None = None,
+    scale_grad_by_freq: bool = False,
+    out: _Array | None = None,
+    stream: _Stream | None = None,
+) -> _A: ...
+def elementwise(
+    expr: str,
+    *arrays: _A,
+    scalars: Sequence[float] = (),
+    dtype: _Dtype | None = None,
+    out: _Array | None = None,
+    stream: _Stream | None = None,
+) -> _A: ...
+def dropout(
+    x: _A, random: _Array, p: float = 0.5, *, out: _Array | None = None, stream: _Stream | None = None
+) -> _A: ...
+def dropout_add(
+    x: _A, residual: _Array, random: _Array, p: float = 0.5, *, out: _Array | None = None, stream: _Stream | None = None
+) -> _A: ...
+
+class _ReduceOptions(TypedDict, total=False):
+    out: _Array | None
+    stream: _Stream | None
+
+class _SumOptions(_ReduceOptions, total=False):
+    dtype: _Dtype | None
+
+_Dims = int | Sequence[int] | None
+
+def sum(x: _A, dim: _Dims = None, keepdim: bool = False, **options: Unpack[_SumOptions]) -> _A: ...
+def mean(x: _A, dim: _Dims = None, keepdim: bool = False, **options: Unpack[_SumOptions]) -> _A: ...
+def amax(x: _A, dim: _Dims = None, keepdim: bool = False, **options: Unpack[_ReduceOptions]) -> _A: ...
+def amin(x: _A, dim: _Dims = None, keepdim: bool = False, **options: Unpack[_ReduceOptions]) -> _A: ...
+def argmax(x: _A, dim: int | None = None, keepdim: bool = False, **options: Unpack[_ReduceOptions]) -> _A: ...
+def argmin(x: _A, dim: int | None = None, keepdim: bool = False, **options: Unpack[_ReduceOptions]) -> _A: ...
+
+class _StepOptions(TypedDict, total=False):
+    masters: Sequence[_Array] | None
+    weight_decay: float
+    maximize: bool
+    grad_scale: _Array | None
+    found_inf: _Array | None
+    stream: _Stream | None
+
+class _AdamOptions(_StepOptions, total=False):
+    max_exp_avg_sqs: Sequence[_Array] | None
+    betas: tuple[float, ...]
+    eps: float
+
+class _SgdOptions(_StepOptions, total=False):
+    momentum: float
+    dampening: float
+    nesterov: bool
+
+def adamw_step(
+    params: Sequence[_Array],
+    grads: Sequence[_Array],
+    exp_avgs: Sequence[_Array],
+    exp_avg_sqs: Sequence[_Array],
+    step: _Array,
+    lr: _Array,
+    **options: Unpack[_AdamOptions],
+) -> None: ...
+def adam_step(
+    params: Sequence[_Array],
+    grads: Sequence[_Array],
+    exp_avgs: Sequence[_Array],
+    exp_avg_sqs: Sequence[_Array],
+    step: _Array,
+    lr: _Array,
+    **options: Unpack[_AdamOptions],
+) -> None: ...
+def sgd_step(
+    params: Sequence[_Array],
+    grads: Sequence[_Array],
+    momentum_buffers: Sequence[_Array] | None,
+    step: _Array,
+    lr: _Array,
+    **options: Unpack[_SgdOptions],
+) -> None: ...
+def grad_norm(
+    grads: Sequence[_A], norm_type: float = 2.0, *, out: _Array | None = None, stream: _Stream | None = None
+) -> _A: ...
+def clip_grad_norm(
+    grads: Sequence[_A],
+    max_norm: float,
+    norm_type: float = 2.0,
+    *,
+    out: _Array | None = None,
+    stream: _Stream | None = None,
+) -> _A: ...

@@ -49,6 +49,7 @@ pub use expr::{Binary, Expr, ExprError, MAX_INPUTS, MAX_NODES, MAX_OUTPUTS, MAX_
 pub use functions::*;
 use kernel::{Common, Flat, FlatArgs, Strided, StridedArgs, TensorArgs};
 use tuning::{MAX_ELEMENTS, MAX_VECTORS};
+pub use walk::broadcast_shape;
 use walk::{Reading, Walk};
 
 /// The name in the catalogue.
