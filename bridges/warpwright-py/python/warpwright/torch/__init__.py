@@ -60,6 +60,7 @@ from ._pool import (
 )
 from ._recurrent import gru, lstm, rnn
 from ._resize import interpolate
+from ._rotary import apply_rotary_pos_emb, rotary_embedding
 from ._rows import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from ._softmax import log_softmax, softmax
 
@@ -74,6 +75,7 @@ __all__ = [
     "add_layer_norm",
     "add_rms_norm",
     "addmm",
+    "apply_rotary_pos_emb",
     "attention",
     "attention_qkvpacked",
     "avg_pool1d",
@@ -124,6 +126,7 @@ __all__ = [
     "relu",
     "rms_norm",
     "rnn",
+    "rotary_embedding",
     "scaled_dot_product_attention",
     "scaled_mm",
     "sigmoid",
