@@ -8,13 +8,14 @@ PyTorch's. Tensors on the CPU run in the emulator.
     >>> x = torch.randn(4, 8, requires_grad=True)
     >>> wt.silu(x).sum().backward()
 
-`warpwright.torch.nn` has the modules.
+`warpwright.torch.nn` has the modules, `warpwright.torch.optim` the optimizers.
 """
 
-from . import nn
+from . import nn, optim
 from ._attention import attention, attention_qkvpacked, scaled_dot_product_attention
 from ._batch import batch_norm
 from ._causal_conv import causal_conv1d, causal_conv1d_update
+from ._clip import clip_grad_norm_
 from ._conv import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
 from ._cross_entropy import cross_entropy
 from ._graphs import graphed
@@ -85,6 +86,7 @@ __all__ = [
     "batch_norm",
     "causal_conv1d",
     "causal_conv1d_update",
+    "clip_grad_norm_",
     "conv1d",
     "conv2d",
     "conv3d",
@@ -118,6 +120,7 @@ __all__ = [
     "max_pool2d",
     "max_pool3d",
     "nn",
+    "optim",
     "patch",
     "quantize_fp4",
     "quantize_int4",

@@ -1,0 +1,258 @@
+"""Optimizers with the arguments and the state of `torch.optim`, a launch for every 48 parameters."""
+
+from collections import Counter
+from typing import Any, Callable, Dict, List, Optional
+
+import torch
+from torch import Tensor
+
+from .. import _native
+
+__all__ = ["SGD", "Adam", "AdamW"]
+
+
+def _wide(p: Tensor) -> torch.dtype:
+    """The type of the state of a parameter."""
+    return torch.float64 if p.dtype == torch.float64 else torch.float32
+
+
+def _new_state(p: Tensor) -> Tensor:
+    return torch.zeros_like(p, dtype=_wide(p), memory_format=torch.preserve_format)
+
+
+def _is_capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+class _Stepped:
+    """Steps of lists of parameters: those of one device and type that have made as many steps take the next one together.
+
+    The number of steps and the learning rate are tensors of the device, so that steps can be captured in a CUDA graph; a learning rate that
+    is a tensor is read in every replay.
+    """
+
+    param_groups: List[Dict[str, Any]]
+    state: Dict[Any, Any]
+    # `GradScaler` hands over its scale and whether gradients overflowed, and reads nothing back.
+    _step_supports_amp_scaling = True
+    # What a parameter keeps beside a number of steps.
+    _states: Any = ()
+
+    def add_param_group(self, param_group: Dict[str, Any]) -> None:
+        super().add_param_group(param_group)  # type: ignore[misc]
+        group = self.param_groups[-1]
+        if group.get("differentiable"):
+            self.param_groups.pop()
+            raise ValueError(f"{type(self).__name__}: differentiable=True is not supported: steps are not recorded")
+        self._on_the_device(group)
+
+    def _on_the_device(self, group: Dict[str, Any]) -> None:
+        """Has PyTorch's optimizers, which may load the state, take numbers of steps from the device, if they can."""
+        if "capturable" in group and all(p.is_cuda for p in group["params"]):
+            group["capturable"] = True
+
+    def state_dict(self) -> Dict[str, Any]:
+        found = super().state_dict()  # type: ignore[misc]
+        # Others count the steps of each parameter by itself.
+        of_each = {
+            number: {name: value.clone() if name == "step" else value for name, value in kept.items()}
+            for number, kept in found["state"].items()
+        }
+        return {**found, "state": of_each}
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)  # type: ignore[misc]
+        # PyTorch rounds state to the type of its parameter.
+        numbers = (n for group in state_dict["param_groups"] for n in group["params"])
+        for number, p in zip(numbers, (p for group in self.param_groups for p in group["params"])):
+            for name, value in state_dict["state"].get(number, {}).items():
+                if name in self._states and isinstance(value, Tensor) and value.dtype != p.dtype:
+                    self.state[p][name] = _new_state(p).copy_(value)
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[misc]
+        self.__dict__.update(_counts={}, _rates={})
+        for group in self.param_groups:
+            self._on_the_device(group)
+            for p in group["params"]:
+                kept = self.state.get(p) or {}
+                for name in self._states:
+                    value = kept.get(name)
+                    if value is not None and (value.dtype != _wide(p) or value.stride() != p.stride()):
+                        kept[name] = _new_state(p).copy_(value)
+            self._share_counts(group)
+
+    def _share_counts(self, group: Dict[str, Any]) -> None:
+        """Has parameters that have made as many steps share their number."""
+
+    def _count(self, p: Tensor) -> Optional[Tensor]:
+        """The number of steps that a parameter has made."""
+        raise NotImplementedError
+
+    def _set_count(self, p: Tensor, count: Tensor) -> None:
+        raise NotImplementedError
+
+    def _native_step(self, group: Dict[str, Any], lists: Any, count: Tensor, lr: Tensor, options: Any) -> None:
+        raise NotImplementedError
+
+    def _batches(self, group: Dict[str, Any]) -> List[Any]:
+        """The number of steps and the parameters of each call."""
+        fresh: Dict[Any, Tensor] = {}
+        batches: Dict[Any, List[Tensor]] = {}
+        for p in group["params"]:
+            if p.grad is None:
+                continue
+            if p.grad.is_sparse:
+                raise RuntimeError(f"{type(self).__name__} does not support sparse gradients")
+            kind = p.device, p.dtype, p.grad.dtype
+            count = self._count(p)
+            if count is None:
+                count = fresh.get(kind)
+                if count is None:
+                    count = fresh[kind] = torch.zeros((), dtype=torch.float32, device=p.device)
+                self._set_count(p, count)
+            batches.setdefault((kind, id(count)), []).append(p)
+        sharing = Counter(id(self._count(p)) for p in group["params"])
+        found = []
+        for (_, number), params in batches.items():
+            count = self._count(params[0])
+            if sharing[number] != len(params):
+                # The others make no step, or in a call of their own.
+                count = count.clone()
+                for p in params:
+                    self._set_count(p, count)
+            found.append((count, params))
+        return found
+
+    def _rate(self, number: int, lr: Any, like: Tensor) -> Tensor:
+        """The learning rate of a group on the device."""
+        device, dtype = like.device, _wide(like)
+        if isinstance(lr, Tensor):
+            return lr.detach().to(device, dtype)
+        rates = self.__dict__.setdefault("_rates", {})
+        value, kept = rates.get((number, device, dtype), (None, None))
+        if value == lr:
+            return kept
+        if _is_capturing(device):
+            # A graph has the number itself.
+            return torch.full((), lr, dtype=dtype, device=device)
+        kept = torch.full((), lr, dtype=dtype, device=device) if kept is None else kept.fill_(lr)
+        rates[number, device, dtype] = lr, kept
+        return kept
+
+    @torch.no_grad()
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
+        """Makes a step. closure: computes the loss again, which is the result."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        scaling = {name: getattr(self, name, None) for name in ("grad_scale", "found_inf")}
+        for number, group in enumerate(self.param_groups):
+            for count, params in self._batches(group):
+                lr = self._rate(number, group["lr"], params[0])
+                options = {name: x if x is None else x.to(count.device) for name, x in scaling.items()}
+                lists = params, [p.grad for p in params]
+                self._native_step(group, lists, count, lr, {**options, "maximize": group["maximize"]})
+                torch.autograd.graph.increment_version(params)
+        return loss
+
+
+class _ByMoments(_Stepped):
+    _states = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+
+    def _count(self, p: Tensor) -> Optional[Tensor]:
+        kept = self.state.get(p)
+        return kept.get("step") if kept else None
+
+    def _set_count(self, p: Tensor, count: Tensor) -> None:
+        kept = self.state[p]
+        kept["step"] = count
+        for name in self._states[:2]:
+            if name not in kept:
+                kept[name] = _new_state(p)
+
+    def _share_counts(self, group: Dict[str, Any]) -> None:
+        shared: Dict[Any, Tensor] = {}
+        for p in group["params"]:
+            count = self._count(p)
+            if count is not None:
+                number = float(count)
+                new = torch.full((), number, dtype=torch.float32, device=p.device)
+                self.state[p]["step"] = shared.setdefault((p.device, p.dtype, number), new)
+
+    def _native_step(self, group: Dict[str, Any], lists: Any, count: Tensor, lr: Tensor, options: Any) -> None:
+        kept = [self.state[p] for p in lists[0]]
+        first, second, largest = self._states
+        if group["amsgrad"]:
+            for state, p in zip(kept, lists[0]):
+                if largest not in state:
+                    state[largest] = _new_state(p)
+            options["max_exp_avg_sqs"] = [state[largest] for state in kept]
+        is_decoupled = isinstance(self, torch.optim.AdamW) or group.get("decoupled_weight_decay", False)
+        step = _native.adamw_step if is_decoupled else _native.adam_step
+        step(
+            *lists,
+            [state[first] for state in kept],
+            [state[second] for state in kept],
+            count,
+            lr,
+            betas=tuple(float(beta) for beta in group["betas"]),
+            eps=group["eps"],
+            weight_decay=float(group["weight_decay"]),
+            **options,
+        )
+
+
+class AdamW(_ByMoments, torch.optim.AdamW):
+    """`torch.optim.AdamW`, as capturable and fused as it can be whatever `foreach`, `fused` and `capturable` say.
+
+    The state has the names of PyTorch's, and either loads what the other has saved. Moments of parameters of half types are in float32.
+    """
+
+
+class Adam(_ByMoments, torch.optim.Adam):
+    """`torch.optim.Adam`; the rest as of `AdamW`."""
+
+
+class SGD(_Stepped, torch.optim.SGD):
+    """`torch.optim.SGD`; the rest as of `AdamW`."""
+
+    _states = ("momentum_buffer",)
+
+    def _count(self, p: Tensor) -> Optional[Tensor]:
+        return self.__dict__.setdefault("_counts", {}).get(p)
+
+    def _set_count(self, p: Tensor, count: Tensor) -> None:
+        self.__dict__.setdefault("_counts", {})[p] = count
+
+    def _share_counts(self, group: Dict[str, Any]) -> None:
+        shared: Dict[Any, Tensor] = {}
+        for p in group["params"]:
+            # A momentum that exists has been through its first step.
+            if (self.state.get(p) or {}).get("momentum_buffer") is not None:
+                kind = p.device, p.dtype
+                if kind not in shared:
+                    shared[kind] = torch.ones((), dtype=torch.float32, device=p.device)
+                self._set_count(p, shared[kind])
+
+    def _native_step(self, group: Dict[str, Any], lists: Any, count: Tensor, lr: Tensor, options: Any) -> None:
+        momenta = None
+        if group["momentum"] != 0:
+            momenta = []
+            for p in lists[0]:
+                kept = self.state[p]
+                if kept.get("momentum_buffer") is None:
+                    kept["momentum_buffer"] = _new_state(p)
+                momenta.append(kept["momentum_buffer"])
+        _native.sgd_step(
+            *lists,
+            momenta,
+            count,
+            lr,
+            momentum=group["momentum"],
+            dampening=group["dampening"],
+            nesterov=group["nesterov"],
+            weight_decay=float(group["weight_decay"]),
+            **options,
+        )
