@@ -18,6 +18,8 @@ from ._causal_conv import causal_conv1d, causal_conv1d_update
 from ._clip import clip_grad_norm_
 from ._conv import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
 from ._cross_entropy import cross_entropy
+from ._dropout import dropout, dropout_add, elementwise
+from ._embedding import embedding
 from ._graphs import graphed
 from ._grouped import grouped_mm
 from ._groups import group_norm, instance_norm
@@ -60,6 +62,7 @@ from ._pool import (
     max_pool3d,
 )
 from ._recurrent import gru, lstm, rnn
+from ._reduce import mean, sum
 from ._resize import interpolate
 from ._rotary import apply_rotary_pos_emb, rotary_embedding
 from ._rows import add_layer_norm, add_rms_norm, layer_norm, rms_norm
@@ -98,6 +101,10 @@ __all__ = [
     "dequantize_int4",
     "dequantize_int4_asymmetric",
     "dequantize_nf4",
+    "dropout",
+    "dropout_add",
+    "elementwise",
+    "embedding",
     "geglu",
     "geglu_tanh",
     "gelu_erf",
@@ -119,6 +126,7 @@ __all__ = [
     "max_pool1d",
     "max_pool2d",
     "max_pool3d",
+    "mean",
     "nn",
     "optim",
     "patch",
@@ -136,6 +144,7 @@ __all__ = [
     "silu",
     "softmax",
     "softplus",
+    "sum",
     "swiglu",
     "tanh",
 ]

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from . import _batch, _cross_entropy, _groups, _local_response, _matmul, _operators, _rows, _softmax
 from ._conv_nn import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
+from ._dropout import Dropout
+from ._embedding import Embedding
 from ._pool_nn import (
     AdaptiveAvgPool1d,
     AdaptiveAvgPool2d,
@@ -44,6 +46,8 @@ __all__ = [
     "ConvTranspose2d",
     "ConvTranspose3d",
     "CrossEntropyLoss",
+    "Dropout",
+    "Embedding",
     "GEGLU",
     "GELU",
     "GRU",
