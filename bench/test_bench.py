@@ -83,6 +83,12 @@ def test_bytes_are_those_of_the_operation():
     assert case.bytes == 2 * 3 * 2 * 4 * 9
     case = suites.Case("cross_entropy", "", (4, 8), "f32", "both")
     assert case.bytes == 32 * 4 * 3
+    case = suites.Case("rotary_embedding", "", (2, 8, 4, 16), "bf16", "forward", (("kv_heads", 1),))
+    assert case.bytes == 2 * 2 * 2 * 8 * 5 * 16
+    moved = [suites.Case("embedding", "", (9, 8), "f32", d, (("count", 5),)).bytes for d in ("forward", "backward")]
+    assert moved == [4 * 2 * 5 * 8, 4 * (5 + 9) * 8]
+    case = suites.Case("adamw_step", "", (4, 8), "f32", "forward")
+    assert case.bytes == 32 * 4 * 7
 
 
 def test_convolutions_of_f32_have_both_precisions():

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from .contender import Contender, installed
 from .convolutions import PROBLEMS as CONVOLUTIONS
+from .glue import PROBLEMS as GLUE
 from .images import PROBLEMS as IMAGES
 from .norms import PROBLEMS as NORMS
 from .norms import ProblemBench
@@ -66,7 +67,7 @@ def bench(case: Case, seed: int = 0) -> Any:
     def draw(shape: tuple[int, ...], dtype: torch.dtype = DTYPES[case.dtype]) -> torch.Tensor:
         return torch.randn(shape, generator=random, device="cuda", dtype=dtype)
 
-    problem = (NORMS | PRODUCTS | RECURRENT | CONVOLUTIONS | IMAGES).get(case.op)
+    problem = (NORMS | PRODUCTS | RECURRENT | CONVOLUTIONS | IMAGES | GLUE).get(case.op)
     return ProblemBench(case, draw, problem) if problem else Bench(case, draw)
 
 

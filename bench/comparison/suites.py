@@ -20,7 +20,16 @@ NESTED_BLOCK = 256
 
 
 # Tensors of the size of x that an operation reads and writes, forward and backward, where that is not 2 and 3.
-TRAFFIC = {"cross_entropy": (1, 2), "swiglu": (3, 5), "geglu": (3, 5), "geglu_tanh": (3, 5)}
+TRAFFIC = {
+    "adamw_step": (7, 0),
+    "add": (3, 2),
+    "cross_entropy": (1, 2),
+    "dropout_add": (3, 3),
+    "geglu": (3, 5),
+    "geglu_tanh": (3, 5),
+    "sum": (1, 1),
+    "swiglu": (3, 5),
+}
 # What an option adds to that.
 MORE = {"residual": (2, 1), "mask": (1, 1)}
 
@@ -111,6 +120,13 @@ class Case:
             rows = self.option("queries", sequence) * heads + sequence * self.option("kv_heads", heads)
             # Queries, keys, values and result; in the other direction their gradients too.
             return batch * width * rows * size * {"forward": 2, "backward": 4, "both": 6}[self.direction]
+        if self.op == "rotary_embedding":
+            batch, steps, heads, width = self.shape
+            return 2 * batch * steps * (heads + self.option("kv_heads", heads)) * width * size
+        if self.op == "embedding":
+            # Rows that are taken are written, too; a gradient is written as a whole.
+            taken = self.option("count") * self.shape[1]
+            return (taken + (taken if self.direction == "forward" else n)) * size
         if self.op == "cast":
             return n * (size + SIZES[self.option("to")])
         groups = -(-n // GROUP)

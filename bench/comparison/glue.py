@@ -1,0 +1,154 @@
+"""What stands between the large operations of a network, and its optimizer: what each library calls for a case.
+
+Options: `dim` of `sum`; `kv_heads` of `rotary_embedding`, whose shape is (batch, steps, heads, head_dim); `count` of `embedding`, the number of indices
+into a table of the shape. The shape of `adamw_step` is that of all parameters, each row one of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from .norms import Draw, Function, Problem
+from .suites import Case
+
+P = 0.1
+
+
+class Add(Problem):
+    def __init__(self, case: Case, draw: Draw) -> None:
+        super().__init__(case, draw)
+        self.called = "elementwise"
+        self.inputs.append(draw(case.shape))
+
+    def theirs(self, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return x + rest[0]
+
+    def ours(self, ww: Any) -> Function:
+        return lambda out=None: ww.elementwise("add(x0, x1)", *self.inputs, out=out)
+
+
+class Dropout(Problem):
+    """Each library drops elements of its own, so that there is no error to compare."""
+
+    def __init__(self, case: Case, draw: Draw) -> None:
+        super().__init__(case, draw)
+        if case.op == "dropout_add":
+            self.inputs.append(draw(case.shape))
+        self.random = torch.tensor([1, 2], device=self.x.device)
+
+    def theirs(self, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        y = F.dropout(x, P)
+        return y + rest[0] if rest else y
+
+    def ours(self, ww: Any) -> Function:
+        return lambda out=None: getattr(ww, self.case.op)(*self.inputs, self.random, P, out=out)
+
+    def reference(self, dy: torch.Tensor | None) -> list[torch.Tensor]:
+        return []
+
+
+class Sum(Problem):
+    def theirs(self, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return x.sum(self.case.option("dim"))
+
+    def ours(self, ww: Any) -> Function:
+        return lambda out=None: ww.sum(self.x, self.case.option("dim"), out=out)
+
+
+class Rotary(Problem):
+    """Halves, as transformers has them."""
+
+    differentiable = 2
+
+    def __init__(self, case: Case, draw: Draw) -> None:
+        super().__init__(case, draw)
+        batch, steps, heads, head_dim = case.shape
+        self.inputs.append(draw((batch, steps, case.option("kv_heads", heads), head_dim)))
+        angles = draw((steps, head_dim // 2), torch.float32)
+        whole = torch.cat([angles, angles], -1)[None].to(self.x.dtype)
+        self.inputs += [whole.cos(), whole.sin()]
+
+    def theirs(self, x: torch.Tensor, *rest: Any) -> Any:
+        k, *tables = rest
+        cos, sin = (table.unsqueeze(2) for table in tables)
+
+        def turned(t: torch.Tensor) -> torch.Tensor:
+            first, second = t.chunk(2, -1)
+            return t * cos + torch.cat((-second, first), -1) * sin
+
+        return turned(x), turned(k)
+
+    def ours(self, ww: Any) -> Function:
+        return lambda out=None: ww.rotary_embedding(*self.inputs, out=out)
+
+
+class Embedding(Problem):
+    def __init__(self, case: Case, draw: Draw) -> None:
+        super().__init__(case, draw)
+        # More of the first, as words are.
+        share = draw((case.option("count"),), torch.float32).abs().clamp(max=4) / 4
+        self.inputs.append((share.square() * (case.shape[0] - 1)).long())
+        if case.direction == "backward":
+            self.called = "embedding_backward"
+
+    def theirs(self, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return F.embedding(rest[0], x)
+
+    def ours(self, ww: Any) -> Function:
+        return lambda out=None: ww.embedding(*self.inputs, out=out)
+
+    def ours_backward(self, ww: Any, dy: torch.Tensor) -> Function:
+        return lambda out=None: ww.embedding_backward(dy, self.inputs[1], self.case.shape[0], out=out)
+
+
+class AdamW(Problem):
+    """Parameters move in place, so that there is no error to compare; PyTorch's own optimizer in its forms for graphs."""
+
+    in_graph = True
+
+    def __init__(self, case: Case, draw: Draw) -> None:
+        super().__init__(case, draw)
+        self.params = list(self.x.unbind())
+        self.grads = list(draw(case.shape).unbind())
+        self.optimizers: dict[bool, Any] = {}
+
+    def stepped(self, fused: bool) -> Function:
+        def step(*inputs: Any) -> Any:
+            if fused not in self.optimizers:
+                params = [torch.nn.Parameter(p.clone()) for p in self.params]
+                for p, grad in zip(params, self.grads):
+                    p.grad = grad
+                self.optimizers[fused] = torch.optim.AdamW(params, capturable=True, fused=fused, foreach=not fused)
+            self.optimizers[fused].step()
+            return []
+
+        return step
+
+    def theirs(self, x: torch.Tensor, *rest: Any) -> Any:
+        return self.stepped(False)()
+
+    def others(self) -> dict[str, Function]:
+        return {"torch fused": self.stepped(True)}
+
+    def ours(self, ww: Any) -> Function:
+        params = [p.clone() for p in self.params]
+        moments = [[torch.zeros_like(p, dtype=torch.float32) for p in params] for _ in range(2)]
+        step, lr = torch.zeros((), device="cuda"), torch.full((), 1e-3, device="cuda")
+        return lambda out=None: ww.adamw_step(params, self.grads, *moments, step, lr)
+
+    def reference(self, dy: torch.Tensor | None) -> list[torch.Tensor]:
+        return []
+
+
+PROBLEMS: dict[str, type[Problem]] = {
+    "add": Add,
+    "dropout": Dropout,
+    "dropout_add": Dropout,
+    "sum": Sum,
+    "rotary_embedding": Rotary,
+    "embedding": Embedding,
+    "adamw_step": AdamW,
+}
