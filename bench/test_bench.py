@@ -122,6 +122,31 @@ def test_references_of_images_read_contiguous_tensors(monkeypatch):
     assert read
 
 
+def test_ours_are_the_functions_of_their_references():
+    """Of what stands between the large operations, on small tensors in the emulator."""
+    torch = pytest.importorskip("torch")
+    ww = pytest.importorskip("warpwright")
+    from comparison import glue
+
+    checked = set()
+    for case in suites.load(HERE / "suites.toml", list(glue.PROBLEMS)):
+        if case.dtype != "f32" and case.op != "rotary_embedding":
+            continue
+        options = dict(case.options) | ({"count": 5} if case.op == "embedding" else {})
+        small = dataclasses.replace(case, shape=tuple(min(n, 8) for n in case.shape), options=tuple(options.items()))
+        problem = glue.PROBLEMS[case.op](small, lambda shape, dtype=torch.float32: torch.randn(shape, dtype=dtype))
+        dy = None if case.direction == "forward" else torch.randn(5, 8)
+        ours = problem.ours(ww) if dy is None else problem.ours_backward(ww, dy)
+        out = ours()
+        found = ours(out=out)
+        expected = problem.reference(dy)
+        for a, b in zip(found if isinstance(found, tuple) else [found], expected):
+            assert float((a.double() - b).norm()) <= 1e-6 * float(b.norm())
+        problem.theirs(*problem.inputs)
+        checked.add(case.op)
+    assert checked == set(glue.PROBLEMS)
+
+
 def test_a_part_of_the_cases():
     command = [sys.executable, str(HERE / "compare.py"), "--dry-run", "relu", "--match", "backward bf16"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -121,7 +121,7 @@ class AdamW(Problem):
                 params = [torch.nn.Parameter(p.clone()) for p in self.params]
                 for p, grad in zip(params, self.grads):
                     p.grad = grad
-                self.optimizers[fused] = torch.optim.AdamW(params, capturable=True, fused=fused, foreach=not fused)
+                self.optimizers[fused] = torch.optim.AdamW(params, capturable=self.x.is_cuda, fused=fused, foreach=not fused)
             self.optimizers[fused].step()
             return []
 
@@ -136,7 +136,7 @@ class AdamW(Problem):
     def ours(self, ww: Any) -> Function:
         params = [p.clone() for p in self.params]
         moments = [[torch.zeros_like(p, dtype=torch.float32) for p in params] for _ in range(2)]
-        step, lr = torch.zeros((), device="cuda"), torch.full((), 1e-3, device="cuda")
+        step, lr = (torch.full((), value, device=self.x.device) for value in (0.0, 1e-3))
         return lambda out=None: ww.adamw_step(params, self.grads, *moments, step, lr)
 
     def reference(self, dy: torch.Tensor | None) -> list[torch.Tensor]:

@@ -73,7 +73,7 @@ fn angles<'py>(
     if let Some(given) = o.positions {
         let given = call.row_major(call.read(("positions", given))?)?;
         let of_positions = match *given.shape {
-            [of_positions, _] if of_positions == 1 => 1,
+            [1, _] => 1,
             [_, _] => batch,
             _ => 1,
         };

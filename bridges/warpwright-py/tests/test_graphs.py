@@ -83,14 +83,15 @@ def test_parameters_may_change():
 
 
 @CUDA
+@pytest.mark.parametrize("optimizers", [torch.optim, wt.optim], ids=["theirs", "ours"])
 @pytest.mark.parametrize("autocast", [False, True])
-def test_training_steps_are_bit_identical(autocast):
+def test_training_steps_are_bit_identical(autocast, optimizers):
     """With dropout, AdamW, and a scheduler's learning rate on the device."""
     losses, weights = [], []
     for captured in (False, True):
         model = model_on("cuda", dropout=0.25).train()
         rate = torch.tensor(1e-3, device="cuda")
-        optimizer = torch.optim.AdamW(model.parameters(), lr=rate, capturable=True)
+        optimizer = optimizers.AdamW(model.parameters(), lr=rate, capturable=True)
 
         def step(x, target):
             optimizer.zero_grad(set_to_none=True)
