@@ -42,15 +42,13 @@ impl Reading {
 /// ```
 /// use warpwright::elementwise::broadcast_shape;
 ///
-/// assert_eq!(broadcast_shape([&[4, 1][..], &[3]]), Ok(vec![4, 3]));
+/// assert_eq!(broadcast_shape([&[4, 1][..], &[3]]).ok(), Some(vec![4, 3]));
 /// assert!(broadcast_shape([&[4][..], &[3]]).is_err());
 /// ```
 ///
 /// # Errors
 /// Names the first shape that is not broadcast together with those before it.
-pub fn broadcast_shape<'s>(
-    shapes: impl IntoIterator<Item = &'s [usize]>,
-) -> Result<Vec<usize>, PlanError> {
+pub fn broadcast_shape<'s>(shapes: impl IntoIterator<Item = &'s [usize]>) -> Result<Vec<usize>, PlanError> {
     let mut all: Vec<usize> = Vec::new();
     for shape in shapes {
         if all.len() < shape.len() {
