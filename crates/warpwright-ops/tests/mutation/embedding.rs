@@ -69,7 +69,7 @@ fn defects_of_the_gradient_are_noticed() {
             [(7, 4, 300), (600, 4, 2500), (3, 132, 64), (33, 6, 200), (2, 1, 4200), (17_000, 1, 300)];
         let plan = |shape: Shape| {
             let padding_idx = Some(shape.0 / 2).filter(|row| *row > 1);
-            let scale_grad_by_freq = shape.0 % 2 == 0;
+            let scale_grad_by_freq = shape.0.is_multiple_of(2);
             let desc = EmbeddingBackwardDesc { forward: desc(shape, index), padding_idx, scale_grad_by_freq };
             desc.plan(TARGET).expect("plan")
         };

@@ -51,7 +51,7 @@ fn desc((heads, head_dim, rotary_dim): Shape, pairing: Pairing, repeated: bool, 
         pairing,
         rotary_dim,
         tables: RotaryTables { dtype: DType::F32, batch: 1 + i % 2, rows: ROWS, repeated },
-        positions: (i % 3 > 0).then_some(RotaryPositions { dtype, batch: 1 + i / 3 % 2 }),
+        positions: (!i.is_multiple_of(3)).then_some(RotaryPositions { dtype, batch: 1 + i / 3 % 2 }),
     }
 }
 
