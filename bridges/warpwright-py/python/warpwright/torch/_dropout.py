@@ -1,6 +1,6 @@
 """Dropout and elementwise expressions as operators; `warpwright.torch` has them for users."""
 
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, Iterable, List, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from .. import _native
 from ._common import random_numbers, row_major
 from ._differentiable import Differentiable
 from ._images import refused
-from ._registry import Operator, direct, refuse_tangents
+from ._registry import Operator, direct, is_compiling, refuse_tangents
 
 _dropout = Differentiable(
     Operator(
@@ -51,14 +51,25 @@ _dropout_add = Differentiable(
 ).function()
 
 
+def _orders(x: Tensor) -> Iterable[Sequence[int]]:
+    """In which the axes may lie in memory."""
+    axes = range(x.dim())
+    if not is_compiling():
+        return (sorted(axes, key=x.stride, reverse=True),)
+    # Strides that are symbols cannot be sorted: channels last, matrices transposed, heads before positions.
+    swaps = ((x.dim() - 2, x.dim() - 1), (1, 2)) if x.dim() > 2 else ((0, 1),)
+    swapped = [tuple(b if axis == a else a if axis == b else axis for axis in axes) for a, b in swaps]
+    return ((0, *axes[2:], 1), *swapped) if x.dim() > 1 else ()
+
+
 def _as_it_lies(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """The function of tensors with their axes in the order of those of the first in memory, so that its result lies like it."""
     x = tensors[0]
     if not x.is_contiguous():
-        order = sorted(range(x.dim()), key=x.stride, reverse=True)
-        if x.permute(order).is_contiguous():
-            back = sorted(range(x.dim()), key=order.__getitem__)
-            return function(*(t.permute(order) for t in tensors)).permute(back)
+        for order in _orders(x):
+            if x.permute(order).is_contiguous():
+                back = [order.index(axis) for axis in range(x.dim())]
+                return function(*(t.permute(order) for t in tensors)).permute(back)
     return function(*tensors)
 
 
