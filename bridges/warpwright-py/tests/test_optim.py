@@ -176,6 +176,33 @@ def test_saved_tensors_are_found_to_have_changed(torch_device):
         y.backward()
 
 
+def test_sharded_parameters():
+    """Each process steps its part; here there is one."""
+    distributed = pytest.importorskip("torch.distributed")
+    tensors = pytest.importorskip("torch.distributed.tensor")
+    if not distributed.is_available() or distributed.is_initialized():
+        pytest.skip("no group of processes of its own")
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = distributed.init_device_mesh("cpu", (1,))
+        for name in ("adamw amsgrad", "sgd momentum"):
+            kind, options = OPTIMIZERS[name]
+            plain = torch.randn(6, 4)
+            params = [torch.nn.Parameter(tensors.distribute_tensor(plain.clone(), mesh, [tensors.Shard(0)]))]
+            others = [torch.nn.Parameter(plain.double())]
+            ours, theirs = getattr(wt.optim, kind)(params, **options), getattr(torch.optim, kind)(others, **options)
+            for _ in range(2):
+                grad = torch.randn(6, 4)
+                params[0].grad, others[0].grad = tensors.distribute_tensor(grad, mesh, [tensors.Shard(0)]), grad.double()
+                norms = [f(t, 0.5) for f, t in ((wt.clip_grad_norm_, params), (torch.nn.utils.clip_grad_norm_, others))]
+                assert abs(float(norms[0].full_tensor()) - float(norms[1])) < 1e-5
+                ours.step(), theirs.step()
+            close([params[0].full_tensor()], others)
+            assert all(hasattr(v, "to_local") for n, v in ours.state[params[0]].items() if n != "step")
+    finally:
+        distributed.destroy_process_group()
+
+
 def test_a_step_in_a_graph(cuda):
     """Replays count their steps, and read the rate anew."""
     rate = torch.tensor(0.1, device="cuda")

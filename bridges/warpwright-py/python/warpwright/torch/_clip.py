@@ -20,7 +20,8 @@ def clip_grad_norm_(
 ) -> Tensor:
     """`torch.nn.utils.clip_grad_norm_` for the norms of 2 and infinity, in two passes over the gradients, the second only where they are clipped.
 
-    The result is the norm before, in float32 (float64 of gradients in float64). Nothing waits for the GPU unless error_if_nonfinite.
+    The result is the norm before, in float32 (float64 of gradients in float64). Nothing waits for the GPU unless error_if_nonfinite. The norm of
+    sharded gradients (`DTensor`) is one of all processes, which PyTorch takes.
     """
     op = "clip_grad_norm_"
     norm_type, max_norm = float(norm_type), float(max_norm)
@@ -28,10 +29,12 @@ def clip_grad_norm_(
         raise refused(op, "norm_type", norm_type, "2 or infinity: torch.nn.utils.clip_grad_norm_ has the others")
     if not max_norm >= 0:
         raise refused(op, "max_norm", max_norm, "at least 0")
-    parameters = [parameters] if isinstance(parameters, Tensor) else parameters
+    parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     grads = [p.grad for p in parameters if p.grad is not None]
     if not grads:
         return torch.tensor(0.0)
+    if any(hasattr(grad, "to_local") for grad in grads):
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
     kinds: Dict[Tuple[torch.device, torch.dtype], List[Tensor]] = {}
     for grad in grads:
         kinds.setdefault((grad.device, grad.dtype), []).append(grad)

@@ -20,6 +20,11 @@ def _new_state(p: Tensor) -> Tensor:
     return torch.zeros_like(p, dtype=_wide(p), memory_format=torch.preserve_format)
 
 
+def _local(x: Tensor) -> Tensor:
+    """The part of a sharded tensor (`DTensor`) that this process has."""
+    return x.to_local() if hasattr(x, "to_local") else x
+
+
 def _is_capturing(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
@@ -93,6 +98,7 @@ class _Stepped:
         raise NotImplementedError
 
     def _native_step(self, group: Dict[str, Any], lists: Any, count: Tensor, lr: Tensor, options: Any) -> None:
+        """A call for `lists`: parameters, and the parts of them and of their gradients that this process has."""
         raise NotImplementedError
 
     def _batches(self, group: Dict[str, Any]) -> List[Any]:
@@ -152,7 +158,7 @@ class _Stepped:
             for count, params in self._batches(group):
                 lr = self._rate(number, group["lr"], params[0])
                 options = {name: x if x is None else x.to(count.device) for name, x in scaling.items()}
-                lists = params, [p.grad for p in params]
+                lists = params, [_local(p) for p in params], [_local(p.grad) for p in params]
                 self._native_step(group, lists, count, lr, {**options, "maximize": group["maximize"]})
                 torch.autograd.graph.increment_version(params)
         return loss
@@ -182,19 +188,20 @@ class _ByMoments(_Stepped):
                 self.state[p]["step"] = shared.setdefault((p.device, p.dtype, number), new)
 
     def _native_step(self, group: Dict[str, Any], lists: Any, count: Tensor, lr: Tensor, options: Any) -> None:
-        kept = [self.state[p] for p in lists[0]]
+        params, *lists = lists
+        kept = [self.state[p] for p in params]
         first, second, largest = self._states
         if group["amsgrad"]:
-            for state, p in zip(kept, lists[0]):
+            for state, p in zip(kept, params):
                 if largest not in state:
                     state[largest] = _new_state(p)
-            options["max_exp_avg_sqs"] = [state[largest] for state in kept]
+            options["max_exp_avg_sqs"] = [_local(state[largest]) for state in kept]
         is_decoupled = isinstance(self, torch.optim.AdamW) or group.get("decoupled_weight_decay", False)
         step = _native.adamw_step if is_decoupled else _native.adam_step
         step(
             *lists,
-            [state[first] for state in kept],
-            [state[second] for state in kept],
+            [_local(state[first]) for state in kept],
+            [_local(state[second]) for state in kept],
             count,
             lr,
             betas=tuple(float(beta) for beta in group["betas"]),
@@ -237,14 +244,15 @@ class SGD(_Stepped, torch.optim.SGD):
                 self._set_count(p, shared[kind])
 
     def _native_step(self, group: Dict[str, Any], lists: Any, count: Tensor, lr: Tensor, options: Any) -> None:
+        params, *lists = lists
         momenta = None
         if group["momentum"] != 0:
             momenta = []
-            for p in lists[0]:
+            for p in params:
                 kept = self.state[p]
                 if kept.get("momentum_buffer") is None:
                     kept["momentum_buffer"] = _new_state(p)
-                momenta.append(kept["momentum_buffer"])
+                momenta.append(_local(kept["momentum_buffer"]))
         _native.sgd_step(
             *lists,
             momenta,
