@@ -131,5 +131,10 @@ def test_what_cannot_be_captured_is_told():
         assert records(x).requires_grad
     for run, why in ((asks, "it cannot be captured"), (changes, "it changes an argument"), (records, "a result has a gradient")):
         assert run.replays == 0 and why in run.report(), run.report()
-    # And other work goes on.
+    # And other work goes on, as if nothing had been tried.
     assert torch.equal(wt.relu(x), torch.relu(x))
+    torch.manual_seed(4)
+    drawn = torch.randn(5, device="cuda")
+    torch.manual_seed(4)
+    captured = wt.graphed(lambda x: x + torch.randn(5, device="cuda"))
+    assert torch.equal(captured(torch.zeros(5, device="cuda")), drawn)

@@ -447,8 +447,10 @@ def test_models_of_several_processes(wrapper, wrapped_first, alone):
 
     def fsdp(model):
         shard = pytest.importorskip("torch.distributed.fsdp").fully_shard
+        # On the CPU, where there is a GPU too.
+        mesh = torch.distributed.init_device_mesh("cpu", (1,))
         for module in (model[0], model[3], model):
-            shard(module)
+            shard(module, mesh=mesh)
         return model
 
     x = torch.randn(2, 3, 5, 5)

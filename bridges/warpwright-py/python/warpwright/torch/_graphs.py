@@ -173,7 +173,7 @@ class Graphed:
             with torch.cuda.device(device), _uncached_autocast(), torch.cuda.graph(graph, pool=pool):
                 results = self._function(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - whatever a function raises that cannot be captured
-            torch.cuda.synchronize(device)
+            _recover(device)
             return f"it cannot be captured: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         found, result_tree = pytree.tree_flatten(results)
         module = self._module
@@ -225,6 +225,13 @@ def graphed(
         if value < 1:
             raise ValueError(f"graphed: {name} is {value}, expected at least 1")
     return Graphed(function, warmup, limit, copy_results)
+
+
+def _recover(device: torch.device) -> None:
+    """Ends what a capture that failed has begun: PyTorch's generator of random numbers would wait for the end of the graph for ever."""
+    torch.cuda.synchronize(device)
+    with torch.cuda.device(device), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        torch.zeros(1, device=device)
 
 
 def _obstacle(tensors: List[Tensor]) -> Optional[str]:

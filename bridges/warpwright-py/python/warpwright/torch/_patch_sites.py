@@ -231,14 +231,15 @@ class Rewriter(ast.NodeTransformer):
             return None
         ((call, norm),) = norms
         self._site("add_norm", norm)
-        # A list, out of which the only reference goes to where it is used.
+        # A list, out of which the only reference goes to where it is used. Compilers take `*normed, name = ..` for a tuple.
         normed = ast.Name(_NORMED, ast.Load())
         popped = ast.Call(ast.Attribute(normed, "pop", ast.Load()), [], [])
-        targets = [ast.Starred(ast.Name(_NORMED, ast.Store()), ast.Store()), ast.Name(name, ast.Store())]
+        targets = [ast.Name(_NORMED, ast.Store()), ast.Name(name, ast.Store())]
+        listed = ast.Assign([ast.Name(_NORMED, ast.Store())], ast.List([ast.Name(_NORMED, ast.Load())], ast.Load()))
         helper = self._helper("add_norm", ast.Name("self", ast.Load()), norm, *terms)
         # It may be a sum before another norm in turn.
         statements[at + 1] = _exchanged(node, call, popped)
-        return [ast.Assign([ast.Tuple(targets, ast.Store())], helper)], 1
+        return [ast.Assign([ast.Tuple(targets, ast.Store())], helper), listed], 1
 
     @staticmethod
     def _is_named_norm(module: Any) -> bool:
