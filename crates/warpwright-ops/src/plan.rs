@@ -586,7 +586,7 @@ const MANY_TENSORS: usize = 32;
 fn are_apart(views: &[Option<&TensorRef<'_>>], arguments: &[Binding<'_>]) -> bool {
     let of_its_own = |argument: &Binding<'_>| !matches!(argument, Binding::InPlace { .. });
     let all = views.iter().zip(arguments).filter(|(_, argument)| of_its_own(argument));
-    let mut ranges: Vec<_> = all.filter_map(|(view, _)| view.and_then(|view| view.byte_range())).collect();
+    let mut ranges: Vec<_> = all.filter_map(|(view, _)| view.and_then(TensorRef::byte_range)).collect();
     ranges.sort_unstable_by_key(|range| range.start);
     ranges.is_sorted_by(|before, after| before.end <= after.start)
 }

@@ -68,7 +68,7 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
                     dtype,
                     grad_dtype: if number % 4 == 2 { wide } else { dtype },
                     master: half && number % 2 == 1,
-                    grad_scale: number % 3 != 0,
+                    grad_scale: !number.is_multiple_of(3),
                     found_inf: overflowed || number % 5 == 3,
                     lens: lens.to_vec(),
                 };

@@ -1,6 +1,7 @@
 //! The definitions in f64.
 
 use super::{OptimizerDesc, Rule};
+use crate::plan::Real;
 
 /// A parameter with its state.
 #[derive(Clone, Debug, PartialEq)]
@@ -53,7 +54,7 @@ pub fn step(
         let p_scale = x.param[i].abs();
         let scale = match desc.rule {
             Rule::Adam(adam) => {
-                let [beta1, beta2] = adam.betas.map(|beta| beta.get());
+                let [beta1, beta2] = adam.betas.map(Real::get);
                 let first = beta1 * x.first[i].abs() + (1.0 - beta1) * g_scale;
                 let second = beta2 * x.second[i] + (1.0 - beta2) * g_scale * g_scale;
                 x.first[i] = beta1 * x.first[i] + (1.0 - beta1) * g;

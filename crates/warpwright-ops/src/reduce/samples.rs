@@ -52,7 +52,7 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
     let mut kinds = if search(entry.op).is_some() {
         vec![(Kept::Position, dtype, wide), (Kept::PositionOfParts, wide, wide)]
     } else {
-        let sum = reduction(entry.op).is_some_and(|function| function.has_value_of_nothing());
+        let sum = reduction(entry.op).is_some_and(ReduceFunction::has_value_of_nothing);
         let kept = if sum { Kept::Sum } else { Kept::Extreme };
         vec![(kept, dtype, dtype), (kept, dtype, wide), (kept, wide, wide), (kept, wide, dtype)]
     };
