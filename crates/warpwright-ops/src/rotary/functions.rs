@@ -174,7 +174,8 @@ pub fn rotary_embedding<'a>(
     Ok(RotaryOutput { q: q_rotated, k: k_rotated })
 }
 
-/// [`rotary_embedding`] in place. Queries and keys of one fused tensor may be one `q`: a view of all of their heads.
+/// [`rotary_embedding`] in place, with shapes and element types as for [`rotary_embedding`]. Queries and keys of one fused tensor may be one
+/// `q`: a view of all of their heads.
 ///
 /// ```
 /// # fn main() -> Result<(), warpwright::Error> {
@@ -277,7 +278,8 @@ pub fn rotary_embedding_backward<'a>(
     Ok(RotaryGradients { dq, dk })
 }
 
-/// [`rotary_embedding_backward`] in place: the gradients of the results become those of queries and keys.
+/// [`rotary_embedding_backward`] in place, with shapes and element types as for [`rotary_embedding`]: the gradients of the results become those
+/// of queries and keys.
 ///
 /// ```
 /// # fn main() -> Result<(), warpwright::Error> {
