@@ -202,7 +202,7 @@ pub fn add(stream: &Stream, x: &Tensor, y: &Tensor, alpha: f64) -> Result<Tensor
     ADD.new_tensor(stream, x, y, alpha)
 }
 
-/// `x - alpha y`, broadcast, as `torch.sub`; types as of [`add`].
+/// `x - alpha y`, as `torch.sub`; types and shapes, which are broadcast, as for [`add`].
 ///
 /// ```
 /// # fn main() -> Result<(), warpwright::Error> {
@@ -248,7 +248,7 @@ pub fn add_in_place(stream: &Stream, x: &mut Tensor, y: &Tensor, alpha: f64) -> 
     launch(stream, inputs, std::slice::from_ref(expr), (scalars, None), vec![x.as_mut()])
 }
 
-/// Multiplies `x` by `y`, which is broadcast, as `x.mul_(y)` of PyTorch; `x` keeps its type.
+/// Multiplies `x` by `y`, which is broadcast to its shape, as `x.mul_(y)` of PyTorch; `x` keeps its type.
 ///
 /// ```
 /// # fn main() -> Result<(), warpwright::Error> {
@@ -276,7 +276,7 @@ macro_rules! of_two {
     ($($name:ident, $doc:literal, $method:expr, $of_6_and_4:literal;)*) => {$(
         #[doc = $doc]
         ///
-        /// Types are those of [`add`].
+        /// Types, and shapes, which are broadcast, are as for [`add`].
         ///
         /// ```
         /// # fn main() -> Result<(), warpwright::Error> {
@@ -313,7 +313,7 @@ of_two! {
 
 /// `x` where `condition` is not 0, `y` elsewhere, all three broadcast, as `torch.where`.
 ///
-/// `condition` is u8 (PyTorch's `bool`) or one of the types of [`add`], which `x` and `y` are.
+/// `condition` is u8 (PyTorch's `bool`) or one of the types of [`add`], which `x` and `y` are; shapes are as for [`add`].
 ///
 /// ```
 /// # fn main() -> Result<(), warpwright::Error> {
@@ -342,7 +342,7 @@ pub fn where_(stream: &Stream, condition: &Tensor, x: &Tensor, y: &Tensor) -> Re
 
 /// `start + weight (end - start)`, broadcast, as `torch.lerp`: exactly `end` for a weight of 1.
 ///
-/// Types are those of [`add`].
+/// Types, and shapes, which are broadcast, are as for [`add`].
 ///
 /// ```
 /// # fn main() -> Result<(), warpwright::Error> {
@@ -374,7 +374,7 @@ pub fn lerp(stream: &Stream, start: &Tensor, end: &Tensor, weight: f64) -> Resul
 
 /// `x + value a b`, broadcast, as `torch.addcmul`.
 ///
-/// Types are those of [`add`].
+/// Types, and shapes, which are broadcast, are as for [`add`].
 ///
 /// ```
 /// # fn main() -> Result<(), warpwright::Error> {

@@ -124,7 +124,7 @@ fn by_adam(
 
 /// A step of AdamW, as `torch.optim.AdamW`; see the [module](crate::optimizer).
 ///
-/// All parameters are of one type, f32, f64, f16 or bf16, their gradients of one type, that or f32; moments are f32, or f64 with f64. `step` is one
+/// Parameters have any shapes, and the other tensors of each the same number of elements. All are of one type, f32, f64, f16 or bf16, their gradients of one type, that or f32; moments are f32, or f64 with f64. `step` is one
 /// element of f32, the number of steps made, to which 1 is added; `lr` one of f32, or f64 with f64. Nothing is read back.
 ///
 /// ```
@@ -171,8 +171,37 @@ pub fn adamw(
     by_adam(stream, Adam { decoupled: true, ..options }, parameters, step, lr, gradients)
 }
 
-/// A step of Adam, whose weight decay is part of the gradient, as `torch.optim.Adam`. Arguments as for [`adamw`], with [`Adam::ADAM`] as the
-/// options of PyTorch.
+/// A step of Adam, whose weight decay is part of the gradient, as `torch.optim.Adam`. Arguments, their shapes and types are as for [`adamw`],
+/// with [`Adam::ADAM`] as the options of PyTorch.
+///
+/// ```
+/// # fn main() -> Result<(), warpwright::Error> {
+/// use warpwright::optimizer::{Adam, AdamParameter, StepOptions};
+/// use warpwright::{DType, Device, Tensor, adam};
+///
+/// let device = Device::best();
+/// let stream = device.stream()?;
+/// let mut param = Tensor::from_slice(&device, &[1.0f32, -2.0], &[2])?;
+/// let grad = Tensor::from_slice(&device, &[0.5f32, -4.0], &[2])?;
+/// let mut exp_avg = Tensor::zeros(&device, DType::F32, &[2])?;
+/// let mut exp_avg_sq = Tensor::zeros(&device, DType::F32, &[2])?;
+/// let mut step = Tensor::zeros(&device, DType::F32, &[1])?;
+/// let lr = Tensor::from_slice(&device, &[0.1f32], &[1])?;
+/// let parameter = AdamParameter {
+///     param: &mut param,
+///     grad: &grad,
+///     exp_avg: &mut exp_avg,
+///     exp_avg_sq: &mut exp_avg_sq,
+///     max_exp_avg_sq: None,
+///     master: None,
+/// };
+/// adam(&stream, Adam::ADAM, vec![parameter], &mut step, &lr, StepOptions::default())?;
+/// // The first step is as long as the learning rate, whatever the gradient.
+/// let moved = param.to_vec_on::<f32>(&stream)?;
+/// assert!((moved[0] - 0.9).abs() < 1e-5 && (moved[1] + 1.9).abs() < 1e-5);
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
 /// As [`adamw`].
@@ -229,7 +258,7 @@ fn describe<'a>(norm: Norm, grads: impl Iterator<Item = &'a Tensor> + Clone) -> 
 
 /// The norm of all `grads` together, as `torch.nn.utils.get_total_norm`; see the [module](crate::optimizer).
 ///
-/// Gradients are of one type, f32, f64, f16 or bf16; the result is one element of f32, or f64 of f64, which stays on the device.
+/// Gradients have any shapes and one type, f32, f64, f16 or bf16; the result is one element of f32, or f64 of f64, which stays on the device.
 ///
 /// ```
 /// # fn main() -> Result<(), warpwright::Error> {
@@ -264,7 +293,7 @@ pub fn grad_norm(stream: &Stream, grads: &[&Tensor], norm: Norm) -> Result<Tenso
 }
 
 /// Multiplies `grads` by `max_norm / (norm + 1e-6)` where that is below 1, as `torch.nn.utils.clip_grad_norm_`; the norm before, as
-/// [`grad_norm`] gives it.
+/// [`grad_norm`] gives it. Shapes and types are as for [`grad_norm`].
 ///
 /// ```
 /// # fn main() -> Result<(), warpwright::Error> {
