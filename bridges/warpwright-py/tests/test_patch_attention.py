@@ -232,3 +232,20 @@ def test_sums_before_norms():
         assert model.forward.__doc__ == "Sums."
     plain = [gradients(model, lambda y: y, x, **more) for more in ({}, {"other": torch.tensor(2.0)}, {"row": torch.ones(8)}, {"row": 1.0})]
     torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_heads_that_no_kernel_takes_are_left(packed):
+    """In compiled code as well, which cannot fall back when it runs."""
+    timm = pytest.importorskip("timm", reason="timm is not installed")
+    sizes = {"img_size": 16, "patch_size": 8, "embed_dim": 272, "depth": 1, "num_heads": 1, "num_classes": 7}
+    model, x = timm.create_model("vit_tiny_patch16_224", **sizes).eval(), torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        wanted = model(x)
+        patched = wt.patch(model, emulator=True, enable={"attention", "packed_attention"})
+        torch.testing.assert_close(model(x), wanted, rtol=1e-4, atol=1e-5)
+        assert "head_dim 272 is above 256" in patched.report() + str(patched.left()) and not packed
+        torch._dynamo.reset()
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(compiled(x), wanted, rtol=1e-4, atol=1e-5)
+    attention = nn.MultiheadAttention(272, 1)
+    assert any("head_dim 272 is above 256" in str(entry.why) for entry in wt.patch(attention, emulator=True).entries)

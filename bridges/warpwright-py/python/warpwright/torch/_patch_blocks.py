@@ -21,7 +21,7 @@ from . import _batch, _groups, _operators, _rows
 from ._attention import attention_qkvpacked, scaled_dot_product_attention
 from ._patch_attention import of_parts, of_views
 from ._patch_modules import Replaced, Replacement, _unlike
-from ._patch_rules import attention_reason, packed_attention_reason
+from ._patch_rules import attention_reason, attention_refusal, packed_attention_reason
 from ._patch_sites import HELPERS, KIND_OF, Rewriter
 from ._registry import is_compiling
 
@@ -220,7 +220,8 @@ def attend(
 
     reason = attention_reason if packed is None else packed_attention_reason
     theirs = lambda: F.scaled_dot_product_attention(*arguments, scale=scale, **options)  # noqa: E731
-    return replacement.run(ours, theirs, block, query, lambda module, q: reason(q))
+    refused = attention_refusal(query, key, value)
+    return replacement.run(ours, theirs, block, query, lambda module, q: reason(q), refused)
 
 
 def given(block: Any, positions: Optional[Tensor]) -> Optional[Tensor]:

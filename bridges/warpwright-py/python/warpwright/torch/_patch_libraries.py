@@ -15,7 +15,7 @@ from ._attention import attention, attention_qkvpacked
 from ._cross_entropy import cross_entropy
 from ._patch_attention import of_views
 from ._patch_modules import FINDERS, Recipe, Replacement, _batch_norm, _unlike
-from ._patch_rules import RULES, Rule, attention_reason, packed_attention_reason
+from ._patch_rules import RULES, Rule, attention_reason, attention_refusal, packed_attention_reason
 
 # Activations by the class that computes them.
 _ACTIVATIONS: Dict[str, Callable[[Tensor], Tensor]] = {
@@ -178,7 +178,8 @@ def attend(
         return theirs(module, query, key, value, attention_mask, dropout, scaling, is_causal, **more, **options)
 
     reason = attention_reason if packed is None else packed_attention_reason
-    return replacement.run(ours, other, module, query, None if further else lambda module, q: reason(q))
+    refused = attention_refusal(query, key, value)
+    return replacement.run(ours, other, module, query, None if further else lambda module, q: reason(q), refused)
 
 
 def _eager(

@@ -15,7 +15,7 @@ from torch import Tensor
 from .._errors import DeviceError, DtypeError, Error, KernelError, OutOfMemoryError
 from . import nn
 from ._attention import attention_qkvpacked, scaled_dot_product_attention
-from ._patch_rules import RULES, Rule, attention_reason, packed_attention_reason
+from ._patch_rules import RULES, Rule, attention_reason, head_dim_reason, packed_attention_reason
 from ._registry import is_compiling
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -51,9 +51,11 @@ class Replacement:
             return f"{str(x.dtype).split('.')[-1]} is not taken"
         return rule(module, x) if rule is not None and not self.forced else None
 
-    def run(self, ours: Callable[..., Any], theirs: Callable[..., Any], module: Any, x: Any, rule: Any) -> Any:
-        """The result of one of two functions without arguments."""
-        why = self.refusal(module, x, rule)
+    def run(
+        self, ours: Callable[..., Any], theirs: Callable[..., Any], module: Any, x: Any, rule: Any, refused: Optional[str] = None
+    ) -> Any:
+        """The result of one of two functions without arguments. refused: why ours would raise an error."""
+        why = self.refusal(module, x, rule) if refused is None or self.strict else refused
         # What is traced is counted nowhere.
         traced = is_compiling()
         if why is None:
@@ -248,7 +250,7 @@ def _multihead(
 
 def _one_width(module: Any) -> Optional[str]:
     plain = module._qkv_same_embed_dim and module.bias_k is None and not module.add_zero_attn
-    return None if plain else "keys or values have a width, a bias or zeros of their own"
+    return head_dim_reason(module.head_dim) if plain else "keys or values have a width, a bias or zeros of their own"
 
 
 _NORM = Rule(call=_unlike)

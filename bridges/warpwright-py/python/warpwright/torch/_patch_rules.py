@@ -92,6 +92,20 @@ def _pool_module(module: Any) -> Reason:
     return "the mean of whole images is as fast in PyTorch" if all(n == 1 for n in sizes) else None
 
 
+# Of the kernels of attention.
+_MOST_HEAD_DIM = 256
+
+
+def head_dim_reason(head_dim: int) -> Reason:
+    """Why no kernel takes heads. Eager calls would find out by an error; compiled ones have to know before."""
+    return f"head_dim {head_dim} is above {_MOST_HEAD_DIM}" if head_dim > _MOST_HEAD_DIM else None
+
+
+def attention_refusal(*tensors: Tensor) -> Reason:
+    """The same of queries, keys and values."""
+    return head_dim_reason(max(t.shape[-1] for t in tensors))
+
+
 def attention_reason(*tensors: Tensor) -> Reason:
     """A reason to leave attention of these queries, and of what they are made with, to PyTorch."""
     if used_dtype(tensors[0]) in LOW and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
