@@ -32,11 +32,17 @@ fn desc(rule: Rule, dtype: DType, grad_dtype: DType, lens: Vec<usize>) -> Optimi
     OptimizerDesc { rule, maximize, dtype, grad_dtype, master, grad_scale, found_inf, lens }
 }
 
+/// Tensors of a list that is asked for by their number.
+const MOST_TENSORS: usize = 1 << 16;
+
 /// Plans what is asked for: as many parameters of as many elements together.
 fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
     let Asked { dtype, entry, len, .. } = *asked;
     let o = &asked.options;
     let count = o.batch().unwrap_or(1);
+    if count > MOST_TENSORS {
+        return Err(PlanError::refused(entry.op, "batch", count, "at most 65536 tensors"));
+    }
     let lens = vec![o.len().unwrap_or(len / count.max(1)); count];
     let grads = GradNormDesc { norm: Norm::L2, dtype, lens: lens.clone() };
     match entry.op {

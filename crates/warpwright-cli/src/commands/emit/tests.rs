@@ -121,8 +121,8 @@ fn given(name: &str, op: &str, backward: bool) -> Vec<String> {
     let examples: &[&str] = match name {
         // Without a ReLU it is `dy` itself.
         "residual" if op.starts_with("batch_norm") && backward => &["relu", "residual"],
-        // Between two layers.
-        "dropout" if op != "attention" => &["dropout=0.5", "layers=2"],
+        // Between two layers of recurrent nets.
+        "dropout" if op != "attention" && !op.starts_with("dropout") => &["dropout=0.5", "layers=2"],
         _ => OPTIONS.iter().find(|option| option.name == name).expect("an option").example,
     };
     examples.iter().flat_map(|example| words(example)).collect()
