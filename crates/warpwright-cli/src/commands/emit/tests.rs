@@ -123,8 +123,8 @@ fn given(name: &str, op: &str, backward: bool) -> Vec<String> {
         "residual" if op.starts_with("batch_norm") && backward => &["relu", "residual"],
         // Between two layers of recurrent nets.
         "dropout" if op != "attention" && !op.starts_with("dropout") => &["dropout=0.5", "layers=2"],
-        // Sums of 16 bits may stay as wide as they are taken.
-        "to" if ["sum", "mean"].contains(&op) => &["to=f32"],
+        // Reductions of 16 bits may stay as wide as they are taken.
+        "to" if ["sum", "mean", "amax", "amin"].contains(&op) => &["to=f32"],
         _ => OPTIONS.iter().find(|option| option.name == name).expect("an option").example,
     };
     examples.iter().flat_map(|example| words(example)).collect()
@@ -141,8 +141,8 @@ fn every_option_of_every_primitive_is_taken() {
         for option in options_of(&entry) {
             let options = given(option, entry.op, backward);
             let options: Vec<&str> = options.iter().map(String::as_str).collect();
-            let of_16_bits =
-                option == "parameter_dtype" || (option == "to" && ["sum", "mean"].contains(&entry.op));
+            let of_16_bits = option == "parameter_dtype"
+                || (option == "to" && ["sum", "mean", "amax", "amin"].contains(&entry.op));
             let dtype = if of_16_bits { DType::BF16 } else { entry.dtypes[0] };
             let json = |options: &[&str]| {
                 let args = ask(&entry, dtype, target, options);
