@@ -141,7 +141,7 @@ fn every_option_of_every_primitive_is_taken() {
         for option in options_of(&entry) {
             let options = given(option, entry.op, backward);
             let options: Vec<&str> = options.iter().map(String::as_str).collect();
-            let of_16_bits = option == "parameter_dtype"
+            let of_16_bits = ["parameter_dtype", "table_dtype"].contains(&option)
                 || (option == "to" && ["sum", "mean", "amax", "amin"].contains(&entry.op));
             let dtype = if of_16_bits { DType::BF16 } else { entry.dtypes[0] };
             let json = |options: &[&str]| {
