@@ -16,7 +16,7 @@ use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{ArgValue, DType, Target};
 use warpwright_runtime::check::Checker;
 use warpwright_runtime::{
-    Binding as Bound, Device, Dims, Error, LaunchStep, Stream, Strides, Tensor, TensorMut, TensorRef,
+    Binding as Bound, Device, Dims, Error, Lattice, LaunchStep, Stream, Strides, Tensor, TensorMut, TensorRef,
 };
 
 use crate::tensors::Arguments;
@@ -147,17 +147,7 @@ impl Layout {
 
     /// Whether no two elements can share a place.
     pub(crate) fn is_without_overlap(&self) -> bool {
-        let axes = self.strides.iter().map(|s| s.saturating_abs()).zip(self.shape);
-        let mut axes: Vec<(i64, usize)> = axes.filter(|(_, extent)| *extent > 1).collect();
-        axes.sort_unstable();
-        let mut reach = 0i64;
-        self.shape.contains(&0)
-            || axes.into_iter().all(|(stride, extent)| {
-                let before = reach;
-                let last = i64::try_from(extent - 1).ok().and_then(|n| n.checked_mul(stride));
-                reach = last.and_then(|n| n.checked_add(reach)).unwrap_or(i64::MAX);
-                stride > before
-            })
+        Lattice::of(0, 1, &self.shape, &self.strides).is_none_or(|elements| elements.is_injective())
     }
 }
 

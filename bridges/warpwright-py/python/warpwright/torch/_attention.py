@@ -40,6 +40,11 @@ def _options(tensors: Any, parameters: Any) -> Any:
     }
 
 
+def _check_alignment(op: str, alignment: str) -> None:
+    if alignment not in ("bottom_right", "top_left"):
+        raise ValueError(f"{op}: alignment is '{alignment}', expected 'bottom_right' or 'top_left'")
+
+
 def _forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
     return _native.attention(q, k, v, **_options(rest[: _COUNT - 3], rest[_COUNT - 3 :]))
 
@@ -105,8 +110,7 @@ def attention(
     random: Optional[Tensor] = None,
     return_lse: bool = False,
 ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
-    if alignment not in ("bottom_right", "top_left"):
-        raise ValueError(f"attention: alignment is '{alignment}', expected 'bottom_right' or 'top_left'")
+    _check_alignment("attention", alignment)
     if slopes is not None and slopes.requires_grad and torch.is_grad_enabled():
         raise ValueError("attention gives no gradient of slopes: pass slopes.detach()")
     q, k, v = narrow(q, k, v)
@@ -143,16 +147,8 @@ def _split(qkv: Tensor, heads: int) -> Tuple[Tensor, Tensor, Tensor]:
 
 
 def _packed_options(random: Optional[Tensor], parameters: Any) -> Any:
-    softmax_scale, causal, left, right, top_left, softcap, dropout_p = parameters
-    return {
-        "softmax_scale": softmax_scale,
-        "causal": causal,
-        "window": (left, right),
-        "alignment": "top_left" if top_left else "bottom_right",
-        "softcap": softcap or None,
-        "dropout_p": dropout_p,
-        "random": random,
-    }
+    *common, dropout_p = parameters
+    return _options((*[None] * (len(_NAMES) - 1), random), (*common, None, None, dropout_p))
 
 
 def _packed_forward(qkv: Tensor, random: Optional[Tensor], heads: int, *parameters: Any) -> Any:
@@ -213,8 +209,7 @@ def attention_qkvpacked(
             f"attention_qkvpacked: qkv is {list(qkv.shape)} and num_heads {num_heads}, expected [batch, rows, 3, heads, head_dim], or"
             " [batch, rows, num_heads + 2 num_kv_heads, head_dim] with num_heads"
         )
-    if alignment not in ("bottom_right", "top_left"):
-        raise ValueError(f"attention_qkvpacked: alignment is '{alignment}', expected 'bottom_right' or 'top_left'")
+    _check_alignment("attention_qkvpacked", alignment)
     (qkv,) = narrow(qkv)
     if dropout_p and random is None:
         random = random_numbers(qkv)

@@ -116,6 +116,9 @@ fn every_primitive_type_direction_and_target_assembles() {
     assemble(&ptxas, &texts);
 }
 
+/// Operations whose results have the type of their tensor, or the one that sums are taken in.
+const REDUCTIONS: [&str; 4] = ["sum", "mean", "amax", "amin"];
+
 /// Values of an option with which it makes a difference to an operation.
 fn given(name: &str, op: &str, backward: bool) -> Vec<String> {
     let examples: &[&str] = match name {
@@ -124,7 +127,7 @@ fn given(name: &str, op: &str, backward: bool) -> Vec<String> {
         // Between two layers of recurrent nets.
         "dropout" if op != "attention" && !op.starts_with("dropout") => &["dropout=0.5", "layers=2"],
         // Reductions of 16 bits may stay as wide as they are taken.
-        "to" if ["sum", "mean", "amax", "amin"].contains(&op) => &["to=f32"],
+        "to" if REDUCTIONS.contains(&op) => &["to=f32"],
         _ => OPTIONS.iter().find(|option| option.name == name).expect("an option").example,
     };
     examples.iter().flat_map(|example| words(example)).collect()
@@ -142,7 +145,7 @@ fn every_option_of_every_primitive_is_taken() {
             let options = given(option, entry.op, backward);
             let options: Vec<&str> = options.iter().map(String::as_str).collect();
             let of_16_bits = ["parameter_dtype", "table_dtype"].contains(&option)
-                || (option == "to" && ["sum", "mean", "amax", "amin"].contains(&entry.op));
+                || (option == "to" && REDUCTIONS.contains(&entry.op));
             let dtype = if of_16_bits { DType::BF16 } else { entry.dtypes[0] };
             let json = |options: &[&str]| {
                 let args = ask(&entry, dtype, target, options);
