@@ -45,7 +45,7 @@ fn single<'py>(call: &Call<'py>, named: Named<'_, 'py>, dtype: DType) -> PyResul
 /// The further state of each parameter, by name; of [`ParameterArgs`] in its order.
 const STATES: usize = 4;
 
-/// What a step takes besides parameters and gradients.
+/// The arguments of a step besides parameters and gradients.
 struct Options<'a, 'py> {
     states: [(&'static str, Maybe<'a, 'py>); STATES],
     maximize: bool,

@@ -24,7 +24,7 @@ struct Options<'a, 'py> {
     stream: Maybe<'a, 'py>,
 }
 
-/// What the angles are taken from.
+/// The tables of the angles.
 struct Angles<'py> {
     cos: Array<'py>,
     sin: Array<'py>,

@@ -40,7 +40,7 @@ pub enum PlanError {
     Expression {
         /// The operation.
         op: &'static str,
-        /// What is wrong with it.
+        /// The fault in it.
         source: ExprError,
     },
     /// More work than one launch can address.

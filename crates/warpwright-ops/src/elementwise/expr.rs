@@ -163,7 +163,7 @@ impl Binary {
     }
 }
 
-/// What stands at the top of an expression.
+/// The node at the top of an expression.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Node {
     Input(usize),
@@ -450,7 +450,7 @@ pub enum ExprError {
     /// Text that is no expression.
     #[error("expected {expected} at `{rest}`")]
     Text {
-        /// What may stand there.
+        /// The text that may stand there.
         expected: &'static str,
         /// The text from there on.
         rest: String,

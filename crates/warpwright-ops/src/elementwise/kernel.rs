@@ -164,7 +164,7 @@ impl Common {
     }
 }
 
-/// What is the same for all elements of a thread.
+/// Values that all elements of a thread share.
 #[derive(Debug)]
 struct Prepared<'k, A: Accumulate> {
     scalars: Vec<Reg<'k, A>>,

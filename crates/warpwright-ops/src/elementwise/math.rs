@@ -32,7 +32,7 @@ impl<'k, A: Accumulate> Value<'k, A> {
     }
 }
 
-/// What the expressions of one element are computed from.
+/// The operands of the expressions of one element.
 #[derive(Debug)]
 pub(super) struct Element<'k, 'e, A: Accumulate> {
     pub(super) k: K<'k>,
@@ -42,7 +42,7 @@ pub(super) struct Element<'k, 'e, A: Accumulate> {
     pub(super) dropout: Option<(Pred<'k>, Reg<'k, A>)>,
     /// The type that exactness is measured by.
     pub(super) dtype: DType,
-    /// What has been computed.
+    /// Results so far.
     pub(super) known: Vec<(&'e Expr, Value<'k, A>)>,
 }
 

@@ -65,7 +65,7 @@ const OUTPUTS: [&str; MAX_OUTPUTS] = ["y0", "y1", "y2"];
 /// `y = f(x0, x1, ..)` for each output, elementwise.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ElementwiseDesc {
-    /// What is computed, for each output.
+    /// The expression of each output.
     pub outputs: Vec<Expr>,
     /// Element type of each output.
     pub dtypes: Vec<DType>,

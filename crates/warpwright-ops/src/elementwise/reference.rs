@@ -14,14 +14,14 @@ pub struct Evaluated {
     pub error: f64,
 }
 
-/// What the elements of one place are computed from.
+/// The operands of the elements of one place.
 #[derive(Clone, Copy, Debug)]
 pub struct Place<'a> {
     /// The element of each input.
     pub inputs: &'a [f64],
     /// The numbers of the launch.
     pub scalars: &'a [f64],
-    /// What dropout multiplies the element by; `None` drops it.
+    /// The factor of dropout; `None` drops the element.
     pub keeping: Option<f64>,
 }
 

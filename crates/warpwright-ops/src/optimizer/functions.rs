@@ -250,7 +250,7 @@ pub fn sgd(
     launch(stream, Rule::Sgd(options), parameters, step, lr, gradients)
 }
 
-/// What a list of gradients has in common.
+/// The norm of a list of gradients as a descriptor.
 fn describe<'a>(norm: Norm, grads: impl Iterator<Item = &'a Tensor> + Clone) -> GradNormDesc {
     let dtype = grads.clone().next().map_or(DType::F32, Tensor::dtype);
     GradNormDesc { norm, dtype, lens: grads.map(Tensor::len).collect() }

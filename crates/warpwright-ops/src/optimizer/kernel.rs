@@ -9,15 +9,15 @@ use super::tuning::{CHUNK, LIST, THREADS, VECTORS, WIDTH};
 mod shared {
     /// 1, or 0 where nothing moves.
     pub(super) const ACTIVE: u64 = 0;
-    /// What gradients are multiplied by.
+    /// The factor of gradients.
     pub(super) const GRADIENT: u64 = 1;
-    /// What parameters are multiplied by first.
+    /// The factor of parameters, before the step.
     pub(super) const DECAY: u64 = 2;
-    /// What the direction is multiplied by.
+    /// The factor of the direction.
     pub(super) const STEP: u64 = 3;
-    /// What the root of the second moment is multiplied by.
+    /// The factor of the root of the second moment.
     pub(super) const SECOND: u64 = 4;
-    /// What is kept of the momentum, and what a gradient adds to it.
+    /// The factors of the momentum and of a gradient that is added to it.
     pub(super) const MOMENTUM: u64 = 5;
     pub(super) const ADDED: u64 = 6;
     /// How many there are.
@@ -63,7 +63,7 @@ kernel_args! {
     }
 }
 
-/// What a step does with a gradient.
+/// The use that a step makes of a gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
     /// First moment over the root of the second, or of the largest second moment so far.

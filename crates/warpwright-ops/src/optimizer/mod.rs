@@ -71,9 +71,9 @@ impl Adam {
 /// Stochastic gradient descent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Sgd {
-    /// What is kept of the momentum; 0 for none.
+    /// The factor of the momentum; 0 for none.
     pub momentum: Real,
-    /// What is left out of gradients that are added to the momentum.
+    /// The part of gradients that is left out of the momentum.
     pub dampening: Real,
     /// Whether the momentum is Nesterov's.
     pub nesterov: bool,
@@ -176,7 +176,7 @@ tensors! {
         lr: In,
         /// The number of steps that were made: one element of f32.
         step: InOut,
-        /// What gradients are divided by: one element of f32.
+        /// The divisor of gradients: one element of f32.
         grad_scale: Option<In>,
         /// 0, or whatever else if gradients overflowed and nothing is to move: one element of f32.
         found_inf: Option<In>,

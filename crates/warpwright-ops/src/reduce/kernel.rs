@@ -12,7 +12,7 @@ kernel_args! {
     /// thread takes whole columns.
     pub(super) struct Args => Params {
         x: In<Elem>,
-        /// What the positions of a pass before stand for.
+        /// Positions that the pass before found, one for each element of `x`.
         positions: In<i64>,
         y: Out<Elem>,
         index: Out<i64>,
@@ -27,12 +27,12 @@ kernel_args! {
         tiles: u32,
         /// Whether extremes are wanted beside their positions.
         keep: u32,
-        /// What sums are divided by; -1 for the least, 1 for the greatest.
+        /// The divisor of sums; -1 for the least, 1 for the greatest.
         scale: f64,
     }
 }
 
-/// What is kept of elements.
+/// The value that is kept of elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kept {
     /// Their sum.
@@ -53,7 +53,7 @@ pub(super) struct Reduce {
     pub(super) config: Config,
 }
 
-/// What a thread has seen: a value for each of its columns, or for each element of a vector of its row, and where it was.
+/// The state of a thread: a value for each of its columns, or for each element of a vector of its row, and where it was.
 #[derive(Clone, Debug)]
 struct State<'k, A: Accumulate> {
     value: Lanes<'k, A>,

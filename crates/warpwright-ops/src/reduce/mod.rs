@@ -31,7 +31,7 @@ pub use functions::{amax, amin, argmax, argmin, mean, sum, sum_to_shape};
 use kernel::{Kept, Reduce};
 use tuning::{Layout, Pass};
 
-/// What elements become.
+/// The function that elements are reduced by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReduceFunction {
     /// Their sum.
@@ -88,7 +88,7 @@ impl ArgReduceFunction {
 /// `y = function(x)` over dimensions.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ReduceDesc {
-    /// What elements become.
+    /// The function that elements are reduced by.
     pub function: ReduceFunction,
     /// Element type of `x`.
     pub dtype: DType,
@@ -244,14 +244,14 @@ impl Chain {
     }
 }
 
-/// What the passes of an operation have in common.
+/// Facts that the passes of an operation share.
 struct Problem {
     op: &'static str,
     /// Types of `x` and of the result, and of what lies between passes.
     from: DType,
     to: DType,
     wide: DType,
-    /// What the first pass keeps, and what those behind it do.
+    /// The values that the first pass keeps, and those of the passes behind it.
     kept: [Kept; 2],
     /// The scale of a pass, and of the last.
     scales: [f64; 2],

@@ -109,7 +109,7 @@ pub struct RotaryBackwardDesc {
 }
 
 tensors! {
-    /// What the angles are taken from.
+    /// The tables of the angles.
     #[derive(Clone, Copy)]
     pub struct RotaryAngles<'a> {
         /// Cosines.

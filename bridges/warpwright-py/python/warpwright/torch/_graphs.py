@@ -49,7 +49,7 @@ class _State:
 
 
 class Graphed:
-    """What [`graphed`] returns; called as the function is."""
+    """The result of [`graphed`]; called as the function is."""
 
     def __init__(self, function: Callable[..., Any], warmup: int, limit: int, copy_results: bool):
         owner = function if isinstance(function, torch.nn.Module) else getattr(function, "__self__", None)
@@ -113,7 +113,7 @@ class Graphed:
         return "another graph is being captured" if torch.cuda.is_current_stream_capturing() else None
 
     def _key(self, leaves: Leaves, tree: Any) -> Optional[Hashable]:
-        """What a graph depends on beside the elements of tensors."""
+        """All that a graph depends on beside the elements of tensors."""
         kinds = tuple(_kind_of(leaf) for leaf in leaves)
         training = self._module.training if self._module is not None else None
         autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")

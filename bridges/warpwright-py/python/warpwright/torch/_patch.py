@@ -29,7 +29,7 @@ class Entry:
 
 
 class Patched:
-    """What `patch` did to a model. A context manager: at its end the model is as before."""
+    """The changes that `patch` made to a model. A context manager: at its end the model is as before."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = model

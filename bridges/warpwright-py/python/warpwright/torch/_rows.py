@@ -131,7 +131,7 @@ def _alike(*tensors: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
 
 
 def _rms_eps(x: Tensor, eps: Optional[float]) -> float:
-    """What PyTorch takes for None: the machine epsilon of the type that it computes in, which is 32 bits for 16."""
+    """The eps of PyTorch where None is given: the machine epsilon of the type that it computes in, which is 32 bits for 16."""
     return torch.finfo(torch.float64 if x.dtype == torch.float64 else torch.float32).eps if eps is None else eps
 
 
