@@ -7,6 +7,7 @@ use crate::backend::Ordering;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::launch::Binding;
+use crate::recording;
 use crate::stream::{Event, Stream};
 
 /// Device memory, freed when it is dropped and nothing uses it any more.
@@ -58,6 +59,7 @@ impl Memory {
 
 impl Buffer {
     pub(crate) fn allocate(device: Device, bytes: u64, label: &str, stream: Option<Stream>) -> Result<Self> {
+        recording::not_recorded();
         // No backend has empty allocations; address 0 is never read because there is nothing to read.
         let address = match (bytes, &stream) {
             (0, _) => 0,

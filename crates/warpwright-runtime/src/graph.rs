@@ -8,6 +8,7 @@ use crate::buffer::Memory;
 use crate::device::Device;
 use crate::error::Result;
 use crate::launch::LoadedKernel;
+use crate::recording;
 use crate::stream::{Captured, Stream};
 
 /// The work that [`Stream::capture`] recorded. On CUDA a graph of the driver; on the emulator the list of steps.
@@ -46,6 +47,7 @@ impl Graph {
     pub fn launch(&self, stream: &Stream) -> Result<()> {
         stream.same_device("Graph::launch", "graph", &self.device)?;
         stream.forbid_capture("Graph::launch")?;
+        recording::not_recorded();
         self.device.backend().launch_graph(self.handle(), stream.handle())?;
         self.memories.iter().for_each(|memory| memory.run_on(stream));
         Ok(())

@@ -8,7 +8,7 @@
 //! | host memory for fast copies | [`HostBuffer`], from [`Device::alloc_host`] |
 //! | device memory | [`Buffer`], [`Tensor`]; borrowed, possibly strided views [`TensorRef`] and [`TensorMut`] |
 //! | a compiled kernel | [`LoadedKernel`], cached by the device in memory and as a cubin on disk |
-//! | one launch as data | [`LaunchStep`], bound to memory through [`Binding`]s |
+//! | one launch as data | [`LaunchStep`], bound to memory through [`Binding`]s; [`record_launches`] notes those of a call |
 //!
 //! A launch only enqueues: it neither allocates on the device nor waits, so everything here except the methods that say
 //! otherwise can run inside [`Stream::capture`].
@@ -73,6 +73,7 @@ pub mod interop;
 mod lattice;
 mod launch;
 mod layout;
+mod recording;
 mod stream;
 mod tensor;
 pub mod timing;
@@ -90,6 +91,7 @@ pub use host::HostBuffer;
 pub use lattice::Lattice;
 pub use launch::{Binding, KernelInfo, LaunchStep, LoadedKernel};
 pub use layout::{Dims, MAX_RANK, Strides};
+pub use recording::{RecordedLaunch, record_launches};
 pub use stream::{Event, Stream};
 pub use tensor::Tensor;
 pub use view::{TensorMut, TensorRef};

@@ -13,6 +13,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::launch::{Binding, LaunchStep, LoadedKernel};
+use crate::recording;
 
 /// The stream itself, without its device, so that a device can hold its own.
 pub(crate) struct StreamShared {
@@ -149,7 +150,9 @@ impl Stream {
     /// [`Error::Launch`], [`Error::Arguments`], [`Error::WrongDevice`]; those of [`Device::load`]; on the emulator also
     /// [`Error::Sanitizer`] and [`Error::Emulator`].
     pub fn launch(&self, step: &LaunchStep, bindings: &[Binding<'_>]) -> Result<()> {
-        step.on(&self.device, |prepared| prepared.enqueue(self, bindings))
+        step.on(&self.device, |prepared| prepared.enqueue(self, bindings))?;
+        recording::launched(step, bindings);
+        Ok(())
     }
 
     /// Enqueues a kernel with arguments made on the spot. [`ArgValue::Slot`] refers to `bindings`.
@@ -164,6 +167,7 @@ impl Stream {
         args: &[ArgValue],
         bindings: &[Binding<'_>],
     ) -> Result<()> {
+        recording::not_recorded();
         kernel.prepare(&self.device, grid, None, dynamic_shared, false, args)?.enqueue(self, bindings)
     }
 
@@ -181,6 +185,7 @@ impl Stream {
     /// # Errors
     /// [`Error::Bounds`], [`Error::WrongDevice`], [`Error::Capturing`].
     pub fn copy_to_device(&self, target: &mut Buffer, offset: u64, source: &[u8]) -> Result<()> {
+        recording::not_recorded();
         self.forbid_capture("Stream::copy_to_device")?;
         self.same_device("Stream::copy_to_device", "target", target.device())?;
         let address = target.range("Stream::copy_to_device", offset, source.len() as u64)?;
@@ -197,6 +202,7 @@ impl Stream {
     /// # Errors
     /// [`Error::Bounds`], [`Error::WrongDevice`], [`Error::Capturing`], [`Error::Fault`].
     pub fn copy_to_host(&self, target: &mut [u8], source: &Buffer, offset: u64) -> Result<()> {
+        recording::not_recorded();
         self.forbid_capture("Stream::copy_to_host")?;
         self.same_device("Stream::copy_to_host", "source", source.device())?;
         let address = source.range("Stream::copy_to_host", offset, target.len() as u64)?;
@@ -219,6 +225,7 @@ impl Stream {
         bytes: u64,
     ) -> Result<()> {
         const OP: &str = "Stream::copy";
+        recording::not_recorded();
         self.same_device(OP, "target", target.device())?;
         self.same_device(OP, "source", source.device())?;
         let to = target.range(OP, target_offset, bytes)?;
@@ -246,6 +253,7 @@ impl Stream {
 
     /// Enqueues writing `count` times `pattern`.
     pub(crate) fn fill_raw(&self, address: u64, pattern: Pattern, count: u64) -> Result<()> {
+        recording::not_recorded();
         if count == 0 {
             return Ok(());
         }
@@ -267,6 +275,7 @@ impl Stream {
     /// # Errors
     /// [`Error::WrongDevice`].
     pub fn wait(&self, event: &Event) -> Result<()> {
+        recording::not_recorded();
         self.same_device("Stream::wait", "event", &event.device)?;
         self.device.backend().wait_event(self.handle(), event.handle())
     }
@@ -365,6 +374,7 @@ impl Event {
     /// # Errors
     /// [`Error::WrongDevice`]; those of the driver.
     pub fn record(&self, stream: &Stream) -> Result<()> {
+        recording::not_recorded();
         stream.same_device("Event::record", "event", &self.device)?;
         self.device.backend().record_event(self.handle(), stream.handle())
     }

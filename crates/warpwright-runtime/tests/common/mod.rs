@@ -215,6 +215,7 @@ macro_rules! device_suite {
             launches_are_checked,
             dynamic_shared_memory,
             graphs_replay,
+            launches_are_recorded,
             failed_captures_leave_the_stream_usable,
             graphs_outlive_their_steps,
             graphs_keep_memory,

@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use warpwright_runtime::{
     ArgValue, Binding, Buffer, DType, Device, Element, Error, Event, F8E4M3, F8E5M2, LaunchLimit, LaunchStep,
     Stream, Target, Tensor, TensorElement, TensorMap, TensorMapError, TensorRef, TensorSwizzle,
+    record_launches,
 };
 
 use super::{
@@ -362,6 +363,36 @@ pub(crate) fn graphs_replay(device: &Device) {
     graph.launch(&device.new_stream().expect("stream")).expect("on another stream");
     device.synchronize().expect("synchronize");
     assert_eq!(x.to_vec::<u32>().expect("x"), [111; 128], "a graph reads what is there at its launch");
+}
+
+/// What a call enqueues can be enqueued again on other memory; a call that does more is not recorded.
+pub(crate) fn launches_are_recorded(device: &Device) {
+    let s = device.new_stream().expect("stream");
+    let [x, y] = [0u32, 100].map(|n| Tensor::from_slice(device, &[n; 128], &[128]).expect("tensor"));
+    let by = |n: u32| LaunchStep::new(increment(), [2, 1, 1], vec![slot(0), ArgValue::U32(n)]);
+    let (done, launches) = record_launches(|| {
+        launch_increment(&s, &by(1), &x)?;
+        launch_increment(&s, &by(10), &x)
+    });
+    done.expect("launches");
+    assert_eq!(x.to_vec_on::<u32>(&s).expect("x"), [11; 128], "it runs while it is recorded");
+    let launches = launches.expect("nothing but launches");
+    assert_eq!(launches.iter().map(|l| l.addresses().len()).collect::<Vec<_>>(), [1, 1]);
+    assert!(launches.iter().all(|l| l.addresses() == [x.buffer().address()]));
+    for launch in &launches {
+        launch.launch(&s, &[y.binding()]).expect("again");
+    }
+    assert_eq!(x.to_vec_on::<u32>(&s).expect("x"), [11; 128]);
+    assert_eq!(y.to_vec_on::<u32>(&s).expect("y"), [111; 128]);
+    let (inner, outer) = record_launches(|| record_launches(|| launch_increment(&s, &by(1), &x)));
+    assert_eq!(inner.1.map(|l| l.len()), Some(1));
+    assert!(outer.is_none(), "what an inner recording took is missing");
+    let (copy, launches) = record_launches(|| s.alloc(512));
+    assert!(launches.is_none(), "memory was allocated");
+    let mut copy = copy.expect("copy");
+    assert!(record_launches(|| s.copy(&mut copy, 0, x.buffer(), 0, 512)).1.is_none());
+    assert!(record_launches(|| s.fill(&mut copy, 0, 0, 512)).1.is_none());
+    assert!(record_launches(|| s.record()).1.is_none());
 }
 
 /// A graph keeps the memory of its work, whoever drops it.
