@@ -85,7 +85,7 @@ pub(crate) fn records_gradients() -> Option<bool> {
 
 /// A symbol of a library that is loaded, a variable of threads as this thread's copy; null without it.
 #[cfg(target_os = "linux")]
-fn symbol(library: &CStr, name: &CStr) -> *const c_void {
+pub(crate) fn symbol(library: &CStr, name: &CStr) -> *const c_void {
     const LAZY: c_int = 1;
     /// Finds what is loaded, and loads nothing.
     const NO_LOAD: c_int = 4;
@@ -97,6 +97,6 @@ fn symbol(library: &CStr, name: &CStr) -> *const c_void {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn symbol(_: &CStr, _: &CStr) -> *const c_void {
+pub(crate) fn symbol(_: &CStr, _: &CStr) -> *const c_void {
     ptr::null()
 }

@@ -26,6 +26,11 @@ pub(crate) fn validate_indices(enabled: bool) -> bool {
     VALIDATES.swap(enabled, Atomic::Relaxed)
 }
 
+/// Whether numbers on a GPU are checked.
+pub(crate) fn validates() -> bool {
+    VALIDATES.load(Atomic::Relaxed)
+}
+
 /// Takes the wish from the environment.
 pub(crate) fn read_environment() {
     let wanted = std::env::var_os("WARPWRIGHT_VALIDATE_INDICES").is_some_and(|value| value == "1");

@@ -7,12 +7,14 @@
 //! | `dlpack` `ffi` `many` `interrupt` | C interfaces, lists, the interpreter's signals |
 //! | `error` `library` | exceptions; libraries of arrays and their names |
 //! | `device` `layouts` | where arrays lie, and streams; arguments of new tensors |
+//! | `recording` `stable` | what a call allocates; PyTorch's stable C interface |
 //! | `torch` | how PyTorch takes a call, and its short ways |
 //! | `array` | an argument: where it lies, its type, shape and strides |
 //! | `overlap` | which arguments share memory |
 //! | `memory` | launches on memory of other libraries |
 //! | `indices` `owned` `quick` | numbers in arrays; results of our own; the shortest way of an elementwise call |
 //! | `call` | arguments, results and launch of one call |
+//! | `operators` | operators of PyTorch's dispatcher without Python |
 //! | `images` `softmax` `matmul` `node` | the families, each of which turns keywords into a descriptor in one place |
 //! | `attention` `batch` `cast` `cross_entropy` `grouped` `groups` `local_response` `ops` `quantize` `recurrent` `rows` `scaled` | |
 //! | `causal_conv` `cells` `conv` `elementwise` `embedding` `optimizer` `parameter` `pool` `reduce` `resize` `rotary` `tensor_map` | |
@@ -48,6 +50,7 @@ mod many;
 mod matmul;
 mod memory;
 mod node;
+mod operators;
 mod ops;
 mod optimizer;
 mod overlap;
@@ -56,6 +59,7 @@ mod parameter;
 mod pool;
 mod quantize;
 mod quick;
+mod recording;
 mod recurrent;
 mod reduce;
 mod resize;
@@ -63,6 +67,7 @@ mod rotary;
 mod rows;
 mod scaled;
 mod softmax;
+mod stable;
 mod tensor_map;
 mod torch;
 
@@ -105,6 +110,8 @@ mod _native {
     #[pymodule_export]
     use crate::node::{Backward, Entry, Forward};
     #[pymodule_export]
+    use crate::operators::{implement_operator, operator_calls, repeat_operators};
+    #[pymodule_export]
     use crate::ops::{
         geglu, geglu_backward, geglu_tanh, geglu_tanh_backward, gelu_erf, gelu_erf_backward, gelu_tanh,
         gelu_tanh_backward, leaky_relu, leaky_relu_backward, relu, relu_backward, sigmoid, sigmoid_backward,
@@ -124,6 +131,8 @@ mod _native {
         dequantize_fp4, dequantize_int4, dequantize_int4_asymmetric, dequantize_nested, dequantize_nf4,
         quantize_fp4, quantize_int4, quantize_int4_asymmetric, quantize_nested, quantize_nf4,
     };
+    #[pymodule_export]
+    use crate::recording::{operator_error, operator_failed, recorded, recording_wanted};
     #[pymodule_export]
     use crate::recurrent::{gru, gru_backward, lstm, lstm_backward, rnn, rnn_backward};
     #[pymodule_export]

@@ -7,10 +7,10 @@ use warpwright::plan::Plan;
 use warpwright::{
     Buffer, DType, Device, Error, Interrupt, Operation, RuntimeError, Stream, Tensor, TensorMut, TensorRef,
 };
-use warpwright_runtime::Binding;
+use warpwright_runtime::{Binding, RecordedLaunch};
 
 use crate::array::Array;
-use crate::device::{Place, emulator, opened};
+use crate::device::{Gpu, Place, emulator, opened};
 use crate::dlpack::{Vec8, host_bytes, host_bytes_mut};
 use crate::many::Many;
 use crate::overlap::{self, Group};
@@ -101,6 +101,20 @@ pub(crate) fn launch_at<O: Operation>(
     }
     let count = (inputs.len() + outputs.len()).min(MOST);
     Ok(plan.launch_bound(&*gpu.stream(stream)?, &bindings[..count])?)
+}
+
+/// Enqueues what a call enqueued before on memory of the same kind, at these addresses of a GPU; it lives as [`run`] asks.
+pub(crate) fn launch_again(
+    gpu: &Gpu,
+    stream: &Stream,
+    launch: &RecordedLaunch,
+    addresses: impl Iterator<Item = u64>,
+) -> Result<(), RuntimeError> {
+    // SAFETY: PyTorch described or allocated the memory as that of this device, with the types, sizes, strides and alignment of
+    // the call that was recorded; a null pointer was one there.
+    let binding = |address| unsafe { Binding::from_raw(&gpu.device, address) };
+    let bindings: Vec<_> = addresses.map(binding).collect();
+    launch.launch(stream, &bindings)
 }
 
 /// Runs an operation on arrays that lie in `place`, on the raw stream `stream` of a GPU. What is absent stays absent.

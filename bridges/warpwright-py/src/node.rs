@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::library::Object;
+use crate::recording::explained;
 use crate::torch::{self, Route, route};
 
 /// A function of tensors and then of parameters that is one of three: `direct` where nothing watches the call, `recorded`
@@ -35,7 +36,8 @@ impl Entry {
             Route::Recorded => &self.recorded,
         };
         let found = function.bind(py).call1(inputs);
-        // Asked after a failure only: calls that succeed feel every look at a tensor.
+        // What follows is asked after a failure only: calls that succeed feel every look at a tensor.
+        let found = found.map_err(|error| explained(py, error));
         if found.is_err() && inputs.iter_borrowed().take(self.tensors).any(|t| torch::is_meta(&t)) {
             return self.dispatched.bind(py).call1(inputs);
         }

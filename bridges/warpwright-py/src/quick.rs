@@ -11,6 +11,7 @@ use crate::dlpack::Borrowed;
 use crate::error;
 use crate::many::try_map;
 use crate::memory;
+use crate::recording::recording_wanted;
 use crate::torch::{self, Hooks};
 
 /// Type and number of the elements of an elementwise operation.
@@ -33,7 +34,7 @@ pub(crate) fn elementwise<'py, D: Operation, const I: usize, const O: usize>(
     let Some(hooks) = Hooks::known(py) else { return Ok(None) };
     let Some(ways) = &hooks.ways else { return Ok(None) };
     let records = torch::records(py)?;
-    if torch::has_tangents(py)? {
+    if recording_wanted() || torch::has_tangents(py)? {
         return Ok(None);
     }
     for tensor in inputs.iter().chain(given.iter().flatten()) {

@@ -13,6 +13,7 @@ pub(crate) use crate::ffi::{called, number};
 use crate::ffi::{included_keys, records_gradients};
 use crate::layouts::Layouts;
 use crate::library::{dtype_name, extents, interop};
+use crate::recording::recording_wanted;
 
 /// The element types of results.
 const DTYPES: [DType; 6] = [DType::F32, DType::F64, DType::F16, DType::BF16, DType::U8, DType::I64];
@@ -114,7 +115,7 @@ pub(crate) fn empty_strided<'py>(
     let py = like.py();
     let hooks = Hooks::get(py)?;
     let (Some(ways), Some(dtype)) = (&hooks.ways, hooks.dtype(dtype)) else { return Ok(None) };
-    if !hooks.is_plain(like) || !ways.is_current(py, ordinal)? {
+    if !hooks.is_plain(like) || recording_wanted() || !ways.is_current(py, ordinal)? {
         return Ok(None);
     }
     let (shape, strides) = (extents(py, shape)?, PyTuple::new(py, strides)?);
@@ -134,8 +135,12 @@ pub(crate) fn requires_grad(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
     tensor.getattr(intern!(tensor.py(), "requires_grad"))?.is_truthy()
 }
 
-/// Whether tensors may carry tangents: a level of forward-mode differentiation has been entered.
+/// Whether tensors may carry tangents: a level of forward-mode differentiation has been entered. Those of a call that is being
+/// recorded were refused before: it is below what tangents are told by.
 pub(crate) fn has_tangents(py: Python<'_>) -> PyResult<bool> {
+    if recording_wanted() {
+        return Ok(false);
+    }
     let level = Hooks::get(py)?.forward_ad.bind(py).getattr(intern!(py, "_current_level"))?;
     Ok(level.extract::<i64>()? >= 0)
 }

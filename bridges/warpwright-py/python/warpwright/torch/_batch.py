@@ -52,11 +52,10 @@ def _update(inputs: Any, found: Any) -> None:
                 running.copy_(new)
 
 
-def _with_residual(found: Any, dy: Tensor, of_residual: bool, relu: bool) -> Any:
+def _shared(found: Any, dys: Any, parameters: Any, wanted: Any) -> Any:
     """The gradients with that of the residual, which is `dy` itself without a ReLU."""
-    if not of_residual:
-        return *found, None
-    return found if relu else (*found, dy)
+    *_, relu = parameters
+    return found if relu else (*found[:3], dys[0])
 
 
 def _batch_norm_gradients(
@@ -75,29 +74,16 @@ def _batch_norm_gradients(
 ) -> Any:
     of_bias, of_residual = wanted[2:4]
     bias = bias if of_bias else None
-    found = _native.batch_norm_backward(x, dy, mean, rstd, weight, bias, y=y, residual=of_residual and relu)
-    return _with_residual(found, dy, of_residual, relu)
+    own = of_residual and relu
+    found = _native.batch_norm_backward(x, dy, mean, rstd, weight, bias, y=y, residual=own)
+    return found if own else (*found, None)
 
 
-def _apart(gradients: Any, at_dy: int) -> Any:
-    """The same with a copy in place of `dy`, which an operator must not return."""
-
-    def apart(*arguments: Any) -> Any:
-        found, dy = gradients(*arguments), arguments[at_dy]
-        return tuple(torch.empty_like(dy).copy_(dy) if g is dy else g for g in found)
-
-    return apart
-
-
-def _fake_batch_norm_gradients(at_dy: int) -> Any:
-    def fake(x: Tensor, weight: Any, bias: Any, residual: Any, *rest: Any) -> Any:
-        *_, relu, wanted = rest
-        dy, (of_bias, of_residual) = rest[at_dy - 4], wanted[2:4]
-        like_dy = image(x) if relu else torch.empty_like(dy)
-        dbias = gradient_of(bias if of_bias else None, x)
-        return image(x), gradient_of(weight, x), dbias, like_dy if of_residual else None
-
-    return fake
+def _fake_batch_norm_gradients(x: Tensor, weight: Any, bias: Any, residual: Any, *rest: Any) -> Any:
+    *_, relu, wanted = rest
+    of_bias, of_residual = wanted[2:4]
+    dbias = gradient_of(bias if of_bias else None, x)
+    return image(x), gradient_of(weight, x), dbias, image(x) if of_residual and relu else None
 
 
 _batch_norm = Differentiable(
@@ -113,10 +99,10 @@ _batch_norm = Differentiable(
         "Tensor rstd, Tensor dy, float momentum, float eps, bool relu, bool[] output_mask)"
         " -> (Tensor, Tensor, Tensor, Tensor)",
         native=_batch_norm_gradients,
-        fake=_fake_batch_norm_gradients(7),
-        functional=_apart(_batch_norm_gradients, 7),
+        fake=_fake_batch_norm_gradients,
     ),
     save=lambda inputs, found: (*inputs[:3], _mark(inputs[3]), found[0] if inputs[8] else None, *found[1:3]),
+    shared=_shared,
     finish=_update,
 ).function()
 
@@ -142,10 +128,9 @@ def _inference_gradients(
 ) -> Any:
     of_bias, of_residual = wanted[2:4]
     bias = bias if of_bias else None
-    found = _native.batch_norm_inference_backward(
-        x, dy, mean, var, weight, bias, eps, y=y, residual=of_residual and relu
-    )
-    return _with_residual(found, dy, of_residual, relu)
+    own = of_residual and relu
+    found = _native.batch_norm_inference_backward(x, dy, mean, var, weight, bias, eps, y=y, residual=own)
+    return found if own else (*found, None)
 
 
 _batch_norm_inference = Differentiable(
@@ -160,10 +145,10 @@ _batch_norm_inference = Differentiable(
         "Tensor running_var, Tensor? y, Tensor dy, float eps, bool relu, bool[] output_mask)"
         " -> (Tensor, Tensor, Tensor, Tensor)",
         native=_inference_gradients,
-        fake=_fake_batch_norm_gradients(7),
-        functional=_apart(_inference_gradients, 7),
+        fake=_fake_batch_norm_gradients,
     ),
     save=lambda inputs, found: (*inputs[:3], _mark(inputs[3]), *inputs[4:6], found[0] if inputs[7] else None),
+    shared=_shared,
 ).function()
 
 

@@ -150,7 +150,7 @@ _update_operator = Operator(
     "causal_conv1d_update(Tensor x, Tensor(a!) states, Tensor weight, Tensor? bias, str? activation, bool channels_last) -> Tensor",
     native=_update,
     fake=lambda x, *rest: _new(x, x.shape, rest[-1]),
-).register()
+).register().without_gradient()
 
 
 def causal_conv1d_update(

@@ -38,6 +38,9 @@ class Differentiable:
     read_by: of each tensor of `forward`, the gradients that are computed from it. None is saved in place of one that no wanted gradient
     is computed from, and nothing for one that no gradient is. keep(inputs, found) has further ones.
 
+    shared(gradients, dys, parameters, wanted): the gradients with those that are others of them, or made of gradients of the results,
+    in place of what `backward`, an operator, must leave out.
+
     noted(inputs): what `backward` takes for parameters, where they are not those of `forward`.
 
     inference: makes the results alone, where nothing is recorded.
@@ -50,6 +53,7 @@ class Differentiable:
     save: Optional[Callable[[Any, Any], Tuple[Any, ...]]] = None
     read_by: Optional[Tuple[Tuple[int, ...], ...]] = None
     keep: Optional[Callable[[Any, Any], Tuple[Any, ...]]] = None
+    shared: Optional[Callable[[Any, Any, Any, Any], Tuple[Any, ...]]] = None
     noted: Optional[Callable[[Any], Tuple[Any, ...]]] = None
     inference: Optional[Callable[..., Any]] = None
     finish: Optional[Callable[[Any, Any], None]] = None
@@ -122,7 +126,7 @@ class Differentiable:
 
     def _gradients(self) -> Gradients:
         """The gradients by way of the dispatcher: registers the operator of the backward direction."""
-        function, has_tuple, mask = self.backward.functional or self.backward.native, self.backward.has_tuple, self._mask
+        mask, wanted_of = self._mask, self._wanted()
 
         def without_none(function: Callable[..., Any]) -> Callable[..., Any]:
             def call(*arguments: Any) -> Any:
@@ -131,23 +135,34 @@ class Differentiable:
                 # A schema has no place for None: an empty tensor stands for it.
                 return tuple(present.new_empty(0) if g is None else g for g in found)
 
-            return call if has_tuple else function
+            return call if self.backward.has_tuple else function
 
         whole = replace(
-            self.backward, native=without_none(function), fake=without_none(self.backward.fake), functional=None
+            self.backward, native=without_none(self.backward.native), fake=without_none(self.backward.fake)
         )
-        operator = whole.register()
 
         def twice(ctx: Any, *grads: Any) -> Any:
             raise RuntimeError(f"warpwright: {self.forward.name} has no second derivative")
 
-        call = register_gradient(operator, twice, lambda ctx, inputs, output: None)
+        call = register_gradient(whole.register(), twice, lambda ctx, inputs, output: None)
 
         def gradients(ctx: Any, dys: Any, parameters: Any) -> Any:
             found = call(*ctx.saved_tensors, *dys, *parameters, *mask(ctx))
-            return tuple(g if need else None for g, need in zip(found, ctx.needs_input_grad)) if has_tuple else found
+            return wanted_of(found, dys, parameters, ctx.needs_input_grad)
 
         return gradients
+
+    def _wanted(self) -> Callable[[Any, Any, Any, Any], Any]:
+        """Of what `backward` gives, the gradients that are wanted, and None in place of others."""
+        if not self.backward.has_tuple:
+            return lambda found, dys, parameters, wanted: found
+        shared = self.shared
+
+        def of(found: Any, dys: Any, parameters: Any, wanted: Any) -> Any:
+            all_of_them = found if shared is None else shared(found, dys, parameters, wanted)
+            return tuple(g if need else None for g, need in zip(all_of_them, wanted))
+
+        return of
 
     def _dispatched(self, gradients: Gradients) -> Callable[..., Any]:
         """The operation by way of the dispatcher: registers the operator of the forward direction."""
@@ -180,7 +195,7 @@ class Differentiable:
         forward, backward = self.forward, self.backward
         is_plain = self.save is None and not forward.has_parameters and not forward.has_tuple
         # Nothing is put behind the gradients.
-        is_plain = is_plain and backward.results == forward.tensors
+        is_plain = is_plain and backward.results == forward.tensors and self.shared is None
         node = self._plain_node(gradients) if is_plain else self._general_node(gradients)
         node.__name__ = node.__qualname__ = f"{forward.name}Function"
         for attribute in _LOOKED_UP:
@@ -205,6 +220,7 @@ class Differentiable:
 
     def _general_node(self, gradients: Gradients) -> Any:
         native, native_backward, saved_of, select = self.forward.native, self.backward.native, self._saved, self._selection()
+        wanted_of = self._wanted()
         arguments, has_parameters, parameters_of = self.forward.arguments, self.forward.has_parameters, self._parameters
         results, given, for_inputs, mask = self.results, self._given, self._for_inputs, self._mask
         is_for_inputs = not (self.backward.has_tuple or has_parameters)
@@ -230,6 +246,7 @@ class Differentiable:
                     return (None,) * arguments
                 if not is_compiling() and torch_route(*saved, *dys) == DIRECT:
                     found = native_backward(*saved, *dys, *parameters, *mask(ctx))
+                    found = wanted_of(found, dys, parameters, ctx.needs_input_grad)
                 else:
                     found = gradients(ctx, dys, parameters)
                 return found if is_for_inputs else for_inputs(found)

@@ -27,12 +27,7 @@ _dropout = Differentiable(
 
 
 def _gradients(random: Tensor, dy: Tensor, p: float, mask: Any) -> Any:
-    return _native.dropout(dy, random, p) if mask[0] else None, dy if mask[1] else None
-
-
-def _functional_gradients(random: Tensor, dy: Tensor, p: float, mask: Any) -> Any:
-    dx, dresidual = _gradients(random, dy, p, mask)
-    return dx, None if dresidual is None else dresidual.clone(memory_format=torch.contiguous_format)
+    return _native.dropout(dy, random, p) if mask[0] else None, None
 
 
 _dropout_add = Differentiable(
@@ -44,10 +39,10 @@ _dropout_add = Differentiable(
     Operator(
         "dropout_add_backward(Tensor random, Tensor dy, float p, bool[] output_mask) -> (Tensor, Tensor)",
         native=_gradients,
-        fake=lambda random, dy, p, mask: tuple(row_major(dy) if wanted else None for wanted in mask[:2]),
-        functional=_functional_gradients,
+        fake=lambda random, dy, p, mask: (row_major(dy) if mask[0] else None, None),
     ),
     save=lambda inputs, found: inputs[2:3],
+    shared=lambda found, dys, parameters, wanted: (found[0], dys[0]),
 ).function()
 
 
@@ -135,7 +130,7 @@ def _fake(tensors: List[Tensor], expr: str, scalars: Sequence[float], dtype: tor
 
 _operator = Operator(
     "elementwise(Tensor[] tensors, str expr, float[] scalars, ScalarType dtype) -> Tensor", native=_run, fake=_fake
-).register()
+).register().without_gradient()
 
 
 def elementwise(

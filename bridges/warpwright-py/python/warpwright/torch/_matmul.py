@@ -98,20 +98,16 @@ def _sum(x: Tensor, a: Tensor, b: Tensor, beta: float, alpha: float) -> Tensor:
 
 
 def _terms(a: Optional[Tensor], b: Tensor, dy: Tensor, beta: float, alpha: float, wanted: Sequence[bool]) -> Any:
-    of_x, *of_factors = wanted
-    return _times(dy, beta) if of_x else None, *_factors(a, b, dy, of_factors, alpha)
+    return None, *_factors(a, b, dy, wanted[1:], alpha)
 
 
-def _terms_apart(a: Optional[Tensor], b: Tensor, dy: Tensor, beta: float, alpha: float, wanted: Sequence[bool]) -> Any:
-    """The same with a copy in place of `dy`, which an operator must not return."""
-    of_x, *_ = wanted
-    dx = torch.mul(dy, beta, out=row_major(dy)) if of_x else None
-    return dx, *_terms(a, b, dy, 1, alpha, wanted)[1:]
+def _shared_terms(found: Any, dys: Any, parameters: Any, wanted: Any) -> Any:
+    beta, _ = parameters
+    return _times(dys[0], beta) if wanted[0] else None, *found[1:]
 
 
 def _fake_terms(a: Optional[Tensor], b: Tensor, dy: Tensor, *factors: Any) -> Any:
-    of_x, *of_factors = factors[-1]
-    return row_major(dy) if of_x else None, *_fake_factors(a, b, dy, of_factors)
+    return None, *_fake_factors(a, b, dy, factors[-1][1:])
 
 
 _addmm = Differentiable(
@@ -124,9 +120,9 @@ _addmm = Differentiable(
         "addmm_backward(Tensor? a, Tensor b, Tensor dy, float beta, float alpha, bool[] output_mask)"
         " -> (Tensor, Tensor, Tensor)",
         native=_terms,
-        functional=_terms_apart,
         fake=_fake_terms,
     ),
+    shared=_shared_terms,
     read_by=((), (2,), (1, 2)),
 ).function()
 
@@ -279,7 +275,7 @@ _scaled_mm = Operator(
     "bool use_fast_accum) -> Tensor",
     native=_scaled,
     fake=lambda a, b, sa, sb, bias, dtype, fast: a.new_empty((a.shape[0], b.shape[1]), dtype=dtype),
-).register()
+).register().without_gradient()
 
 
 def _int(mat_a: Tensor, mat_b: Tensor) -> Tensor:
@@ -290,7 +286,7 @@ _int_mm = Operator(
     "int_mm(Tensor mat_a, Tensor mat_b) -> Tensor",
     native=_int,
     fake=lambda a, b: a.new_empty((a.shape[0], b.shape[1]), dtype=torch.int32),
-).register()
+).register().without_gradient()
 
 
 def scaled_mm(

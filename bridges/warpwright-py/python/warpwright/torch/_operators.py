@@ -105,10 +105,10 @@ def _quantizer(name: str) -> Tuple[Callable[..., Any], Callable[..., Any]]:
         return codes.new_empty(shape, dtype=dtype)
 
     results = "(Tensor, Tensor, Tensor)" if zeros else "(Tensor, Tensor)"
-    operator = Operator(f"quantize_{name}(Tensor x, SymInt group_size) -> {results}", run, fake).register()
+    operator = Operator(f"quantize_{name}(Tensor x, SymInt group_size) -> {results}", run, fake).register().without_gradient()
     back_operator = Operator(
         f"dequantize_{name}({packed}, SymInt[] shape, SymInt group_size, ScalarType dtype) -> Tensor", run_back, fake_back
-    ).register()
+    ).register().without_gradient()
 
     def quantize(x: Tensor, group_size: int = 64) -> Any:
         refuse_tangents(f"quantize_{name}", (x,))

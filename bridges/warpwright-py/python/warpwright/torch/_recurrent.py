@@ -168,7 +168,7 @@ def _differentiate(ctx: Any, dy: Any, dh_n: Any, dc_n: Any, _: Any) -> Any:
     whole = (None if g is None else g.contiguous() for g in (dy, dh_n, dc_n))
     need = ctx.needs_input_grad[0]
     # Behind a transform that is over, only the dispatcher takes its tensors; a result is one if any argument was.
-    run = _backward if direct(x, *weights) and not is_wrapped(y) else _gradients
+    run = _backward if direct(x, *weights) and not is_wrapped(y) else _gradients.outer
     with torch.no_grad():
         dx, dh0, dc0, *dweights = run(x, weights, h0, c0, lengths, random, y, reserve, *whole, *ctx.parameters, need)
     return (

@@ -58,16 +58,15 @@ def _row_norm(name: str, residual: bool) -> Callable[..., Any]:
         else:
             weight, rstd = rest
             found = native_backward(z, dy, rstd, shape, weight, dz=dz)
-        # The sum has the gradient of both its terms.
-        return (found[0], found[0], *found[1:]) if residual else found
+        return (found[0], None, *found[1:]) if residual else found
 
-    def gradients_apart(*arguments: Any) -> Any:
-        found, of_residual = gradients(*arguments), arguments[-1][1]
-        return (found[0], found[0].clone() if of_residual else None, *found[2:]) if residual else found
+    def shared(found: Any, dys: Any, parameters: Any, wanted: Any) -> Any:
+        # The sum has the gradient of both its terms.
+        return found[0], found[0], *found[2:]
 
     def fake_gradients(z: Tensor, weight: Any, *rest: Any) -> Any:
         wanted = rest[-1]
-        of_residual = (row_major(z) if wanted[1] else None,) if residual else ()
+        of_residual = (None,) if residual else ()
         # One pass gives the others, wanted or not.
         of_bias = (gradient_of(rest[0] if wanted[-1] else None, z),) if layer else ()
         return row_major(z), *of_residual, gradient_of(weight, z), *of_bias
@@ -90,9 +89,9 @@ def _row_norm(name: str, residual: bool) -> Callable[..., Any]:
             f" -> ({', '.join(['Tensor'] * count)})",
             native=gradients,
             fake=fake_gradients,
-            functional=gradients_apart,
         ),
         save=save,
+        shared=shared if residual else None,
         inference=inference,
         results=2 if residual else 1,
     ).function()
