@@ -390,6 +390,13 @@ impl Borrowed<'_> {
         dtype(self.tensor.dtype).ok()
     }
 
+    /// A number that tells element types apart, whether they are known here or not, and the bytes of an element.
+    pub(crate) fn element(&self) -> (u32, u64) {
+        let DataType { code, bits, lanes } = self.tensor.dtype;
+        let bytes = (u64::from(bits) * u64::from(lanes)).div_ceil(8);
+        (u32::from(code) << 24 | u32::from(bits) << 16 | u32::from(lanes), bytes)
+    }
+
     /// Whether another has the same device, type, shape and strides.
     pub(crate) fn is_twin_of(&self, other: &Self) -> bool {
         let (a, b) = (&self.tensor, &other.tensor);

@@ -7,14 +7,16 @@
 //! | `dlpack` `ffi` `many` `interrupt` | C interfaces, lists, the interpreter's signals |
 //! | `error` `library` | exceptions; libraries of arrays and their names |
 //! | `device` `layouts` | where arrays lie, and streams; arguments of new tensors |
-//! | `recording` `stable` | what a call allocates; PyTorch's stable C interface |
+//! | `recording` | what a call allocates |
 //! | `torch` | how PyTorch takes a call, and its short ways |
 //! | `array` | an argument: where it lies, its type, shape and strides |
 //! | `overlap` | which arguments share memory |
 //! | `memory` | launches on memory of other libraries |
 //! | `indices` `owned` `quick` | numbers in arrays; results of our own; the shortest way of an elementwise call |
 //! | `call` | arguments, results and launch of one call |
-//! | `operators` | operators of PyTorch's dispatcher without Python |
+//! | `calls` | calls that are like one before |
+//! | `stable` | PyTorch's stable C interface |
+//! | `operators` `repeated` | operators of PyTorch's dispatcher without Python; direct calls of PyTorch that are repeated |
 //! | `images` `softmax` `matmul` `node` | the families, each of which turns keywords into a descriptor in one place |
 //! | `attention` `batch` `cast` `cross_entropy` `grouped` `groups` `local_response` `ops` `quantize` `recurrent` `rows` `scaled` | |
 //! | `causal_conv` `cells` `conv` `elementwise` `embedding` `optimizer` `parameter` `pool` `reduce` `resize` `rotary` `tensor_map` | |
@@ -26,6 +28,7 @@ mod array;
 mod attention;
 mod batch;
 mod call;
+mod calls;
 mod cast;
 mod causal_conv;
 mod cells;
@@ -62,6 +65,7 @@ mod quick;
 mod recording;
 mod recurrent;
 mod reduce;
+mod repeated;
 mod resize;
 mod rotary;
 mod rows;
@@ -79,6 +83,8 @@ mod _native {
     use crate::attention::{attention, attention_backward};
     #[pymodule_export]
     use crate::batch::{batch_norm, batch_norm_backward, batch_norm_inference_backward};
+    #[pymodule_export]
+    use crate::calls::repeat_first_calls;
     #[pymodule_export]
     use crate::cast::cast;
     #[pymodule_export]
@@ -110,7 +116,7 @@ mod _native {
     #[pymodule_export]
     use crate::node::{Backward, Entry, Forward};
     #[pymodule_export]
-    use crate::operators::{implement_operator, operator_calls, repeat_operators};
+    use crate::operators::{implement_operator, operator_calls};
     #[pymodule_export]
     use crate::ops::{
         geglu, geglu_backward, geglu_tanh, geglu_tanh_backward, gelu_erf, gelu_erf_backward, gelu_tanh,
@@ -137,6 +143,8 @@ mod _native {
     use crate::recurrent::{gru, gru_backward, lstm, lstm_backward, rnn, rnn_backward};
     #[pymodule_export]
     use crate::reduce::{amax, amin, argmax, argmin, mean, sum};
+    #[pymodule_export]
+    use crate::repeated::Repeated;
     #[pymodule_export]
     use crate::resize::{resize, resize_backward};
     #[pymodule_export]

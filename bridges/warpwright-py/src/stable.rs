@@ -8,6 +8,7 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use std::sync::OnceLock;
 use std::{mem, ptr, slice};
 
+use crate::calls::{Described, bytes_of};
 use crate::ffi::symbol;
 
 type Handle = *mut c_void;
@@ -18,7 +19,7 @@ type Kernel = unsafe extern "C-unwind" fn(*mut u64, u64, u64);
 /// The version of the interface that this is written for: PyTorch 2.10.
 const VERSION: u64 = (2 << 56) | (10 << 48);
 /// `c10::DeviceType::CUDA`.
-pub(crate) const CUDA: i32 = 1;
+const CUDA: i32 = 1;
 
 macro_rules! interface {
     ($($field:ident: $library:literal $name:literal, fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
@@ -110,19 +111,6 @@ impl Kind {
     }
 }
 
-/// A tensor as PyTorch describes it. Strides are in elements.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Described<'a> {
-    pub(crate) address: u64,
-    pub(crate) dtype: i32,
-    /// Type and number.
-    pub(crate) device: (i32, i32),
-    pub(crate) sizes: &'a [i64],
-    pub(crate) strides: &'a [i64],
-    /// From the first element to the end of the last.
-    pub(crate) bytes: u64,
-}
-
 /// What is told of each part of an argument, in order.
 pub(crate) trait Visitor {
     fn number(&mut self, value: u64);
@@ -190,12 +178,10 @@ impl Interface {
         };
         let (sizes, strides) = (list(sizes), list(strides));
         // SAFETY: the type is one of PyTorch's.
-        let element = unsafe { (self.element_size)(dtype) } as u64;
-        let steps = sizes.iter().zip(strides).map(|(n, step)| n.saturating_sub(1).saturating_mul(*step));
-        let last = steps.fold(0i64, i64::saturating_add).unsigned_abs();
-        let bytes = if sizes.contains(&0) { 0 } else { last.saturating_add(1).saturating_mul(element) };
+        let bytes = bytes_of(sizes, strides, unsafe { (self.element_size)(dtype) } as u64);
         let address = data.expose_provenance() as u64;
-        Some(Described { address, dtype, device: (kind, index), sizes, strides, bytes })
+        let gpu = if kind == CUDA { u32::try_from(index).ok() } else { None };
+        Some(Described { address, dtype: dtype.cast_unsigned(), gpu, sizes, strides, bytes })
     }
 
     /// # Safety
@@ -280,23 +266,31 @@ impl Interface {
     pub(crate) fn empty(
         &'static self,
         (sizes, strides): (&[i64], &[i64]),
-        dtype: i32,
-        gpu: i32,
+        dtype: u32,
+        gpu: u32,
     ) -> Option<Owned> {
         let mut handle = ptr::null_mut();
         let rank = sizes.len().min(strides.len()) as i64;
         // SAFETY: there are as many sizes and strides; the call writes a handle that is ours.
         let failed = unsafe {
-            (self.empty_strided)(rank, sizes.as_ptr(), strides.as_ptr(), dtype, CUDA, gpu, &raw mut handle)
+            (self.empty_strided)(
+                rank,
+                sizes.as_ptr(),
+                strides.as_ptr(),
+                dtype.cast_signed(),
+                CUDA,
+                gpu.cast_signed(),
+                &raw mut handle,
+            )
         };
         (failed == 0 && !handle.is_null()).then_some(Owned { handle, interface: self })
     }
 
     /// The stream that PyTorch enqueues on at present.
-    pub(crate) fn stream(&self, gpu: i32) -> Option<u64> {
+    pub(crate) fn stream(&self, gpu: u32) -> Option<u64> {
         let mut stream = ptr::null_mut();
         // SAFETY: the call writes its result alone.
-        let failed = unsafe { (self.current_stream)(gpu, &raw mut stream) };
+        let failed = unsafe { (self.current_stream)(gpu.cast_signed(), &raw mut stream) };
         (failed == 0).then(|| stream.expose_provenance() as u64)
     }
 

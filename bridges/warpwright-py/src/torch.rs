@@ -97,6 +97,11 @@ impl Hooks {
         self.plain.iter().any(|plain| std::ptr::eq(plain.as_ptr().cast(), ty))
     }
 
+    /// Which of the element types of results an object is.
+    pub(crate) fn dtype_number(&self, object: &Bound<'_, PyAny>) -> Option<usize> {
+        self.dtypes.iter().position(|dtype| dtype.as_ref().is_some_and(|dtype| dtype.is(object)))
+    }
+
     /// The object for an element type of results.
     pub(crate) fn dtype(&self, dtype: DType) -> Option<&Py<PyAny>> {
         self.dtypes.get(DTYPES.iter().position(|d| *d == dtype)?)?.as_ref()

@@ -19,8 +19,8 @@ try:
 except ImportError:
     pass
 else:
-    # Every test of an operator on a GPU sees the results of a call that is repeated without Python.
-    _native.repeat_operators(True)
+    # Every test on a GPU sees the results of a call that is repeated.
+    _native.repeat_first_calls(True)
 
 SLOPE = 0.01
 BETA = 0.7

@@ -181,7 +181,7 @@ def test_stubs_have_the_parameters_of_the_functions():
         "operator_failed",
         "recorded",
         "recording_wanted",
-        "repeat_operators",
+        "repeat_first_calls",
         "torch_route",
     ):
         del functions[name]

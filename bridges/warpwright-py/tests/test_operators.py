@@ -238,6 +238,58 @@ def test_streams_threads_and_graphs() -> None:
     assert _close(y, _reference(x, w, b))
 
 
+def test_direct_calls_are_repeated() -> None:
+    _cuda()
+    calls = []
+
+    def native(x: Any, scale: Any, more: Any, flag: bool) -> Any:
+        calls.append(1)
+        y = _native.softmax(x, -1, scale=scale)
+        return (y, None, _native.relu(more[0])) if flag else y
+
+    repeated = _native.Repeated(native)
+    for _ in range(3):
+        x, more = torch.randn(8, 32, device="cuda"), [torch.randn(4, device="cuda")]
+        y, absent, z = repeated(x, 0.5, more, True)
+        assert absent is None and _close(y, torch.softmax(x.double() * 0.5, -1).cpu()) and torch.equal(z, more[0].relu())
+        assert _close(repeated(x, 2.0, more, False), torch.softmax(x.double() * 2, -1).cpu())
+    assert len(calls) == 2 and repeated.counts() == (2, 0)
+    # What cannot be told apart is not repeated, nor is what lies on the host.
+    repeated(x, 0.5, (more[0],), True)
+    assert len(calls) == 3
+    for _ in range(2):
+        repeated(x.cpu(), 0.5, more, False)
+    assert len(calls) == 5
+
+
+@pytest.mark.parametrize("does", ["copies", "reads", "returns an argument", "returns twice", "writes on the host"])
+def test_calls_that_do_more_are_not_repeated(does: str) -> None:
+    _cuda()
+    calls = []
+
+    def native(x: Any) -> Any:
+        calls.append(1)
+        if does == "copies":
+            return _native.relu(x.clone())
+        y = _native.relu(x)
+        if does == "reads":
+            return y * float(x.sum())
+        if does == "returns an argument":
+            return y, x
+        if does == "returns twice":
+            return y, y
+        return y, y.cpu()
+
+    repeated = _native.Repeated(native)
+    for count in range(1, 4):
+        x = torch.randn(16, device="cuda")
+        found = repeated(x)
+        found = found if isinstance(found, tuple) else (found,)
+        expected = x.relu() * (x.sum() if does == "reads" else 1)
+        assert torch.allclose(found[0], expected) and len(calls) == count
+    assert repeated.counts() == (0, 1)
+
+
 def test_errors_of_eager_calls_have_their_class() -> None:
     _cuda()
     x, w = torch.randn(4, 8, device="cuda"), torch.randn(9, device="cuda")

@@ -355,23 +355,59 @@ def test_what_is_left_alone_is_reported():
     layer.forward = lambda x: x
     model = nn.ModuleDict({
         "own": Own(8), "named": Named(8), "bound": layer, "relu": nn.ReLU(), "inplace": nn.SiLU(inplace=True),
-        "groups": nn.Conv2d(8, 8, 3, groups=2), "loss": nn.CrossEntropyLoss(weight=torch.ones(3)), "embedding": nn.Embedding(3, 4),
+        "groups": nn.Conv2d(8, 8, 3, groups=2), "loss": nn.CrossEntropyLoss(weight=torch.ones(3)), "bag": nn.EmbeddingBag(3, 4),
+        "renormed": nn.Embedding(3, 4, max_norm=1.0), "sparse": nn.Embedding(3, 4, sparse=True),
         "low": nn.Linear(8, 16, dtype=torch.bfloat16), "odd": nn.Linear(8, 15, dtype=torch.bfloat16),
     })
     patched = wt.patch(model)
     assert {entry.name for entry in patched.replaced} == {"named", "odd"}
     why = {entry.name: entry.why for entry in patched.entries}
     assert "forward of its own" in why["own"] and "module itself" in why["bound"] and "inplace" in why["inplace"]
-    assert "same bytes" in why["relu"] and "groups" in why["groups"] and "weights" in why["loss"] and "embedding" not in why
-    assert "2 of 9 replaced" in patched.report() and "LayerNorm" in patched.report()
+    assert "same bytes" in why["relu"] and "groups" in why["groups"] and "weights" in why["loss"] and "bag" not in why
+    assert "max_norm" in why["renormed"] and "sparse" in why["sparse"]
+    assert "2 of 11 replaced" in patched.report() and "LayerNorm" in patched.report()
     again = wt.patch(model)
     assert again.replaced == [] and {e.why for e in again.entries if e.name == "named"} == {"replaced already"}
     patched.undo()
     patched.undo()
-    assert wt.patch(nn.Embedding(3, 4)).report() == "Embedding: nothing to replace"
+    assert wt.patch(nn.EmbeddingBag(3, 4)).report() == "EmbeddingBag: nothing to replace"
     chosen = wt.patch(model, enable={"relu", "ReLU", "conv"} - {"relu"}, disable={"LayerNorm"})
     assert {entry.name for entry in chosen.replaced} == {"relu", "groups", "odd"}
     chosen.undo()
+
+
+def test_embeddings_in_training():
+    table, twin = (nn.Embedding(7, 4, padding_idx=2) for _ in range(2))
+    twin.load_state_dict(table.state_dict())
+    indices = torch.tensor([[0, 2, 6], [6, 6, 1]])
+    patched = wt.patch(table, emulator=True)
+    for module in (table, twin):
+        (module(indices) ** 2).sum().backward()
+    assert torch.equal(table.weight.grad, twin.weight.grad) and patched.replaced[0].replacement.ran == 1
+    with torch.no_grad():
+        assert torch.equal(table(indices), twin(indices))
+    assert patched.left() == {"rows are read as fast by PyTorch": 1}
+    patched.undo()
+    assert type(table) is nn.Embedding
+
+
+def test_a_compiler_keeps_activations():
+    model = nn.Sequential(nn.Linear(4, 4), nn.SiLU(), nn.LayerNorm(4))
+    x = torch.randn(3, 4)
+    wanted = model(x)
+    patched = wt.patch(model, emulator=True)
+    names = []
+
+    def seen(graph, inputs):
+        names.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    found = torch.compile(model, backend=seen)(x)
+    assert torch.allclose(found, wanted, atol=1e-5)
+    assert any("layer_norm" in name and "warpwright" in name for name in names)
+    assert not any("silu" in name and "warpwright" in name for name in names)
+    patched.undo()
+    torch._dynamo.reset()
 
 
 def test_calls_that_are_left_to_pytorch():

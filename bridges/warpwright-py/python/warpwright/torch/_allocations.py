@@ -42,3 +42,10 @@ class Allocations(TorchDispatchMode):
         if not self._is_alone:
             return None
         return [(t.data_ptr(), t.untyped_storage().nbytes()) for t in self._made]
+
+
+def observed(function: Any, arguments: Any) -> Tuple[Any, Optional[List[Tuple[int, int]]]]:
+    """The result of a function, and what was allocated for it."""
+    with Allocations() as seen:
+        found = function(*arguments)
+    return found, seen.all()

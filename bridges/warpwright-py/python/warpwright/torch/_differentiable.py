@@ -13,7 +13,7 @@ from typing import Any, Callable, Optional, Tuple
 import torch
 from torch import Tensor
 
-from .._native import Backward, Entry, Forward, torch_route
+from .._native import Backward, Entry, Forward, Repeated, torch_route
 from ._registry import DIRECT, Operator, is_compiling, refuse_tangents, register_gradient
 
 # PyTorch looks these up on the class in every call, by strings of its own that no cache knows: found sooner on the class itself
@@ -81,6 +81,13 @@ class Differentiable:
         return function
 
     @property
+    def _is_plain(self) -> bool:
+        """Whether there are tensors alone, and nothing is put behind the gradients."""
+        forward = self.forward
+        is_plain = self.save is None and not forward.has_parameters and not forward.has_tuple
+        return is_plain and self.backward.results == forward.tensors and self.shared is None
+
+    @property
     def _given(self) -> int:
         """How many results the operation has."""
         return self.results if self.returned is None else self.returned
@@ -117,11 +124,19 @@ class Differentiable:
         gradients = gradients if self.backward.has_tuple else (gradients,)
         return (*gradients, *([None] * (self.forward.arguments - len(gradients))))
 
+    @staticmethod
+    def _repeated(operator: Operator) -> Callable[..., Any]:
+        """The native function, whose calls are repeated if it changes no argument."""
+        return Repeated(operator.native) if operator.functional is None else operator.native
+
     def _unrecorded(self) -> Callable[..., Any]:
         """The operation where nothing watches and nothing is recorded."""
         native, select = self.forward.native, self._selection()
         if self.inference is not None:
-            return self.inference
+            return Repeated(self.inference)
+        if self._is_plain:
+            return native
+        native = self._repeated(self.forward)
         return (lambda *inputs: select(native(*inputs))) if self.forward.has_tuple else native
 
     def _gradients(self) -> Gradients:
@@ -192,10 +207,7 @@ class Differentiable:
 
     def _node(self, gradients: Gradients) -> Any:
         """The node of the graph that a direct call leaves."""
-        forward, backward = self.forward, self.backward
-        is_plain = self.save is None and not forward.has_parameters and not forward.has_tuple
-        # Nothing is put behind the gradients.
-        is_plain = is_plain and backward.results == forward.tensors and self.shared is None
+        forward, backward, is_plain = self.forward, self.backward, self._is_plain
         node = self._plain_node(gradients) if is_plain else self._general_node(gradients)
         node.__name__ = node.__qualname__ = f"{forward.name}Function"
         for attribute in _LOOKED_UP:
@@ -219,7 +231,8 @@ class Differentiable:
         return Function
 
     def _general_node(self, gradients: Gradients) -> Any:
-        native, native_backward, saved_of, select = self.forward.native, self.backward.native, self._saved, self._selection()
+        native, native_backward = self._repeated(self.forward), self._repeated(self.backward)
+        saved_of, select = self._saved, self._selection()
         wanted_of = self._wanted()
         arguments, has_parameters, parameters_of = self.forward.arguments, self.forward.has_parameters, self._parameters
         results, given, for_inputs, mask = self.results, self._given, self._for_inputs, self._mask

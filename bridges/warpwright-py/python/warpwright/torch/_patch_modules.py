@@ -81,6 +81,7 @@ class Recipe:
     kind: as users name it. run(module, *arguments): what stands in for `method`. base: a class of ours that has further attributes
     which `run` reads. fits(module): a reason why a module cannot be replaced. rule: where ours loses. name: "weight" of norms of rows that a
     residual can be added in front of. choose(module, *arguments): in place of the rule of a call, one that looks at all of its arguments.
+    seen(module, x): the tensor whose device and dtype decide, by default the first argument.
     """
 
     kind: str
@@ -91,6 +92,7 @@ class Recipe:
     rule: Rule = Rule()
     name: str = ""
     choose: Optional[Callable[..., Optional[str]]] = None
+    seen: Callable[[Any, Any], Any] = lambda module, x: x
 
 
 class Replaced:
@@ -121,7 +123,7 @@ def replaced_class(original: type, recipe: Recipe) -> type:
         x = arguments[0] if arguments else next(iter(options.values()))
         rule = recipe.rule.call if choose is None else lambda module, x: choose(module, *arguments, **options)
         return self._warpwright.run(
-            lambda: ours(self, *arguments, **options), lambda: theirs(self, *arguments, **options), self, x, rule
+            lambda: ours(self, *arguments, **options), lambda: theirs(self, *arguments, **options), self, recipe.seen(self, x), rule
         )
 
     bases = (Replaced, original) if recipe.base is None else (Replaced, recipe.base, original)
@@ -178,6 +180,12 @@ def _softplus(module: Any) -> Optional[str]:
 
 def _loss(module: Any) -> Optional[str]:
     return None if module.weight is None else "weights of classes are not taken"
+
+
+def _dense(module: Any) -> Optional[str]:
+    if module.sparse:
+        return "sparse=True: gradients are dense"
+    return None if module.max_norm is None else "max_norm changes the weight"
 
 
 def _of(called: str, kind: str, rule: Optional[str] = None, **options: Any) -> Tuple[type, Recipe]:
@@ -275,6 +283,7 @@ RECIPES: Dict[type, Recipe] = dict(
         *(_of(name, "recurrent_cell") for name in ("LSTMCell", "GRUCell", "RNNCell")),
         _of("CrossEntropyLoss", "cross_entropy", fits=_loss),
         _of("Linear", "linear"),
+        _of("Embedding", "embedding", fits=_dense, seen=lambda module, x: module.weight),
         (
             torch.nn.MultiheadAttention,
             Recipe("attention", _multihead, fits=_one_width, choose=_multihead_rule),

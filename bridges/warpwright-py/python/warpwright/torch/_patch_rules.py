@@ -10,6 +10,8 @@ from typing import Any, Callable, Dict, Optional
 import torch
 from torch import Tensor
 
+from ._registry import is_compiling
+
 # A reason to leave what PyTorch has, or None.
 Reason = Optional[str]
 LOW = (torch.float16, torch.bfloat16)
@@ -72,7 +74,9 @@ def _bound_by_bytes(module: Any) -> Reason:
     return "both are bound by the same bytes"
 
 
-def _no_double(module: Any, x: Tensor) -> Reason:
+def _activation_call(module: Any, x: Tensor) -> Reason:
+    if is_compiling():
+        return "a compiler puts activations into the kernels beside them"
     return "activations of 64 bits are faster in PyTorch" if x.dtype == torch.float64 else None
 
 
@@ -119,13 +123,20 @@ def packed_attention_reason(*tensors: Tensor) -> Reason:
     return None
 
 
+def _embedding_call(module: Any, weight: Tensor) -> Reason:
+    if weight.requires_grad and torch.is_grad_enabled():
+        return None
+    return "rows are read as fast by PyTorch"
+
+
 RULES: Dict[str, Rule] = {
     "conv": Rule(_conv_module, _conv_call),
     "conv_transpose": Rule(_conv_module, _conv_call),
     "linear": Rule(_linear_module, _linear_call),
-    "activation": Rule(call=_no_double),
+    "activation": Rule(call=_activation_call),
     "simple_activation": Rule(_bound_by_bytes),
     "resize": Rule(_resize_module),
     "adaptive_avg_pool": Rule(_pool_module),
+    "embedding": Rule(call=_embedding_call),
     "recurrent_cell": Rule(lambda module: "a single step is as fast in PyTorch"),
 }

@@ -1,0 +1,235 @@
+//! Calls that are like one before: what makes them alike, and what is enqueued again.
+//!
+//! The first call of a kind is recorded: which memory PyTorch allocated for it, and which kernels were launched on what. A kind of call is
+//! all that it can depend on: types, sizes, strides, alignment and overlap of its tensors, and its parameters. A call that did anything
+//! else (a copy of PyTorch's, a transfer, memory from elsewhere) is not repeated.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use pyo3::prelude::*;
+use warpwright::RuntimeError;
+use warpwright_runtime::RecordedLaunch;
+
+use crate::device::opened;
+use crate::memory;
+use crate::recording::Allocation;
+
+/// Kinds that are remembered of a function; when there are more, all are forgotten.
+const MOST_KINDS: usize = 4096;
+/// Alignments that are told apart: no kernel asks for more than 256 bytes.
+const ALIGNMENTS: u32 = 8;
+
+static REPEATS: AtomicBool = AtomicBool::new(false);
+
+/// Whether the first call of a kind gives what its repetition computes, for tests: they then see the results of both ways in one call.
+/// Whoever calls holds the arguments until it is done. Returns what was in force.
+#[pyfunction]
+pub(crate) fn repeat_first_calls(enabled: bool) -> bool {
+    REPEATS.swap(enabled, Ordering::Relaxed)
+}
+
+pub(crate) fn repeats_first_calls() -> bool {
+    REPEATS.load(Ordering::Relaxed)
+}
+
+/// Memory of a call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+}
+
+impl Place {
+    fn holds(&self, address: u64) -> bool {
+        address >= self.address && address - self.address < self.bytes
+    }
+}
+
+/// A tensor of a call. Strides are in elements.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Described<'a> {
+    pub(crate) address: u64,
+    /// A number that tells element types apart.
+    pub(crate) dtype: u32,
+    /// `None` on the host.
+    pub(crate) gpu: Option<u32>,
+    pub(crate) sizes: &'a [i64],
+    pub(crate) strides: &'a [i64],
+    /// From the first element to the end of the last.
+    pub(crate) bytes: u64,
+}
+
+/// Bytes from the first element to the end of the last.
+pub(crate) fn bytes_of(sizes: &[i64], strides: &[i64], element: u64) -> u64 {
+    let steps = sizes.iter().zip(strides).map(|(n, step)| n.saturating_sub(1).saturating_mul(*step));
+    let last = steps.fold(0i64, i64::saturating_add).unsigned_abs();
+    if sizes.contains(&0) { 0 } else { last.saturating_add(1).saturating_mul(element) }
+}
+
+/// The kind of a call, and where its tensors lie.
+#[derive(Debug, Default)]
+pub(crate) struct Call {
+    words: Vec<u64>,
+    tensors: Vec<Place>,
+    gpu: Option<u32>,
+    /// Whether a tensor lies elsewhere.
+    mixed: bool,
+}
+
+impl Call {
+    pub(crate) fn clear(&mut self) {
+        self.words.clear();
+        self.tensors.clear();
+        (self.gpu, self.mixed) = (None, false);
+    }
+
+    /// The GPU that all tensors lie on.
+    pub(crate) fn gpu(&self) -> Option<u32> {
+        self.gpu.filter(|_| !self.mixed)
+    }
+
+    pub(crate) fn number(&mut self, value: u64) {
+        self.words.push(value);
+    }
+
+    pub(crate) fn text(&mut self, text: &[u8]) {
+        self.words.push(text.len() as u64);
+        for part in text.chunks(8) {
+            let mut word = [0; 8];
+            word[..part.len()].copy_from_slice(part);
+            self.words.push(u64::from_le_bytes(word));
+        }
+    }
+
+    pub(crate) fn tensor(&mut self, tensor: Described<'_>) {
+        let Described { address, dtype, gpu, sizes, strides, bytes } = tensor;
+        self.mixed |= gpu.is_none() || self.gpu.is_some_and(|first| Some(first) != gpu);
+        self.gpu = gpu;
+        self.words.push((sizes.len() as u64) << 32 | u64::from(dtype));
+        self.words.extend(sizes.iter().chain(strides).map(|n| n.cast_unsigned()));
+        // Where it lies in a tensor before it, or else how well it is aligned.
+        let end = address.saturating_add(bytes);
+        let shared =
+            |other: &Place| address < other.address.saturating_add(other.bytes) && other.address < end;
+        match self.tensors.iter().position(shared) {
+            Some(before) => {
+                let apart = address.wrapping_sub(self.tensors[before].address);
+                self.words.extend([u64::MAX, before as u64, apart]);
+            }
+            None => self.words.push(u64::from(address.trailing_zeros().min(ALIGNMENTS))),
+        }
+        self.tensors.push(Place { address, bytes });
+    }
+}
+
+/// What a binding of a launch points to.
+#[derive(Clone, Copy, Debug)]
+enum Source {
+    Null,
+    Argument { index: usize, offset: u64 },
+    Made { index: usize, offset: u64 },
+}
+
+/// A call that can be repeated: what it makes, described by `M`, and what it launches.
+pub(crate) struct Recorded<M> {
+    /// The results come first, then memory for the time between.
+    pub(crate) made: Vec<M>,
+    launches: Vec<(RecordedLaunch, Box<[Source]>)>,
+}
+
+impl<M> Recorded<M> {
+    /// A call from what it did; `None` if anything is not known. memory: so many bytes for the time between.
+    pub(crate) fn new(
+        call: &Call,
+        results: Vec<(Place, M)>,
+        launches: Vec<RecordedLaunch>,
+        allocations: &[Allocation],
+        memory: impl Fn(i64) -> Option<M>,
+    ) -> Option<Self> {
+        let (mut places, mut made): (Vec<Place>, Vec<M>) = results.into_iter().unzip();
+        for (at, place) in places.iter().enumerate() {
+            let is_whole = allocations.contains(&(place.address, place.bytes));
+            let is_alone = places[..at].iter().all(|other| other.address != place.address);
+            if place.bytes > 0 && !(is_whole && is_alone) {
+                return None;
+            }
+        }
+        for &(address, bytes) in allocations.iter().filter(|(_, bytes)| *bytes > 0) {
+            if !places.iter().any(|place| place.address == address) {
+                made.push(memory(i64::try_from(bytes).ok()?)?);
+                places.push(Place { address, bytes });
+            }
+        }
+        let source = |&address: &u64| {
+            if address == 0 {
+                return Some(Source::Null);
+            }
+            let at = |places: &[Place]| {
+                let begins = places.iter().position(|place| place.address == address);
+                let index = begins.or_else(|| places.iter().position(|place| place.holds(address)))?;
+                Some((index, address - places[index].address))
+            };
+            let argument = at(&call.tensors).map(|(index, offset)| Source::Argument { index, offset });
+            argument.or_else(|| at(&places).map(|(index, offset)| Source::Made { index, offset }))
+        };
+        let launches = launches.into_iter().map(|launch| {
+            let sources = launch.addresses().iter().map(source).collect::<Option<Box<_>>>()?;
+            Some((launch, sources))
+        });
+        let launches = launches.collect::<Option<_>>()?;
+        Some(Self { made, launches })
+    }
+
+    /// Enqueues the same for another call of the kind. made: the addresses of what was made for it.
+    pub(crate) fn enqueue(
+        &self,
+        call: &Call,
+        made: &[u64],
+        gpu: u32,
+        stream: u64,
+    ) -> Result<(), RuntimeError> {
+        let address = |source: &Source| match *source {
+            Source::Null => 0,
+            Source::Argument { index, offset } => call.tensors[index].address + offset,
+            Source::Made { index, offset } => made[index] + offset,
+        };
+        let gpu = opened(gpu)?;
+        let stream = gpu.stream(stream)?;
+        self.launches.iter().try_for_each(|(launch, sources)| {
+            memory::launch_again(gpu, &stream, launch, sources.iter().map(address))
+        })
+    }
+}
+
+/// The kinds of calls that a function has seen.
+pub(crate) struct Known<M>(RwLock<HashMap<Box<[u64]>, Option<Arc<Recorded<M>>>>>);
+
+impl<M> Default for Known<M> {
+    fn default() -> Self {
+        Self(RwLock::default())
+    }
+}
+
+impl<M> Known<M> {
+    /// A call of the kind that can be repeated; `Some(None)` if none of this kind can, `None` if there was none.
+    pub(crate) fn get(&self, call: &Call) -> Option<Option<Arc<Recorded<M>>>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).get(&call.words[..]).cloned()
+    }
+
+    pub(crate) fn add(&self, call: &Call, recorded: Option<Recorded<M>>) {
+        let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if known.len() >= MOST_KINDS {
+            known.clear();
+        }
+        known.insert(call.words.clone().into(), recorded.map(Arc::new));
+    }
+
+    /// How many kinds can be repeated, and how many cannot.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let can = known.values().filter(|call| call.is_some()).count();
+        (can, known.len() - can)
+    }
+}
