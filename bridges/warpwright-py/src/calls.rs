@@ -5,7 +5,7 @@
 //! else (a copy of PyTorch's, a transfer, memory from elsewhere) is not repeated.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use pyo3::prelude::*;
@@ -28,6 +28,14 @@ static REPEATS: AtomicBool = AtomicBool::new(false);
 #[pyfunction]
 pub(crate) fn repeat_first_calls(enabled: bool) -> bool {
     REPEATS.swap(enabled, Ordering::Relaxed)
+}
+
+static FORGOTTEN: AtomicUsize = AtomicUsize::new(0);
+
+/// Forgets every kind of call, for tests that look for what a first call does.
+#[pyfunction]
+pub(crate) fn forget_calls() {
+    FORGOTTEN.fetch_add(1, Ordering::Relaxed);
 }
 
 pub(crate) fn repeats_first_calls() -> bool {
@@ -203,33 +211,43 @@ impl<M> Recorded<M> {
     }
 }
 
-/// The kinds of calls that a function has seen.
-pub(crate) struct Known<M>(RwLock<HashMap<Box<[u64]>, Option<Arc<Recorded<M>>>>>);
+/// A call of each kind that can be repeated; `None` where none of the kind can.
+type Kinds<M> = HashMap<Box<[u64]>, Option<Arc<Recorded<M>>>>;
+
+/// The kinds of calls that a function has seen, since so many times that all were forgotten.
+pub(crate) struct Known<M>(RwLock<(usize, Kinds<M>)>);
 
 impl<M> Default for Known<M> {
     fn default() -> Self {
-        Self(RwLock::default())
+        Self(RwLock::new((0, HashMap::new())))
     }
 }
 
 impl<M> Known<M> {
     /// A call of the kind that can be repeated; `Some(None)` if none of this kind can, `None` if there was none.
     pub(crate) fn get(&self, call: &Call) -> Option<Option<Arc<Recorded<M>>>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).get(&call.words[..]).cloned()
+        let (forgotten, kinds) = &*self.0.read().unwrap_or_else(PoisonError::into_inner);
+        if *forgotten == FORGOTTEN.load(Ordering::Relaxed) {
+            kinds.get(&call.words[..]).cloned()
+        } else {
+            None
+        }
     }
 
     pub(crate) fn add(&self, call: &Call, recorded: Option<Recorded<M>>) {
-        let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        if known.len() >= MOST_KINDS {
-            known.clear();
+        let (forgotten, kinds) = &mut *self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let now = FORGOTTEN.load(Ordering::Relaxed);
+        if *forgotten != now || kinds.len() >= MOST_KINDS {
+            kinds.clear();
+            *forgotten = now;
         }
-        known.insert(call.words.clone().into(), recorded.map(Arc::new));
+        kinds.insert(call.words.clone().into(), recorded.map(Arc::new));
     }
 
     /// How many kinds can be repeated, and how many cannot.
     pub(crate) fn counts(&self) -> (usize, usize) {
-        let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        let can = known.values().filter(|call| call.is_some()).count();
-        (can, known.len() - can)
+        let (_, kinds) = &*self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let can = kinds.values().filter(|call| call.is_some()).count();
+        (can, kinds.len() - can)
     }
 }

@@ -84,7 +84,7 @@ mod _native {
     #[pymodule_export]
     use crate::batch::{batch_norm, batch_norm_backward, batch_norm_inference_backward};
     #[pymodule_export]
-    use crate::calls::repeat_first_calls;
+    use crate::calls::{forget_calls, repeat_first_calls};
     #[pymodule_export]
     use crate::cast::cast;
     #[pymodule_export]

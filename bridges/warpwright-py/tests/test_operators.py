@@ -103,6 +103,21 @@ def test_an_exception_keeps_its_class(passed: Any) -> None:
     assert torch.equal(operator(torch.ones(2), *rest)[0], torch.full((2,), 2.0))
 
 
+def test_an_exception_is_let_go_with_the_interpreter_held(passed: Any) -> None:
+    operator, _, errors = passed
+    rest = (None, [], 0, [], 0.0, None, False, [], "", None, torch.float32, None)
+    # Below a function of the native module, which holds the interpreter, while the operator does not.
+    entry = _native.Entry(1, operator, operator, operator)
+    for _ in range(50):
+        errors.append(ShapeError("no", op="op", argument="x", expected=(3,), got=(2,)))
+        with pytest.raises(RuntimeError, match="no"):
+            operator(torch.ones(2), *rest)
+        assert torch.equal(entry(torch.ones(2), *rest)[0], torch.full((2,), 2.0))
+    errors.append(ShapeError("no", op="op", argument="x", expected=(3,), got=(2,)))
+    with pytest.raises(ShapeError, match="no"):
+        entry(torch.ones(2), *rest)
+
+
 def test_nothing_is_kept(passed: Any) -> None:
     operator, came, errors = passed
     for fails in (False, True):

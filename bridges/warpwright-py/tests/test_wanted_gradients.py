@@ -54,7 +54,8 @@ PRODUCTS = {
 
 @pytest.fixture
 def launches(monkeypatch):
-    """The names of the native products that are called."""
+    """The names of the native products that are called; what is repeated calls none."""
+    ww._native.forget_calls()
     found = []
     for name in COUNTED:
         native = getattr(ww._native, name)

@@ -13,8 +13,8 @@ from typing import Any, Callable, Optional, Tuple
 import torch
 from torch import Tensor
 
-from .._native import Backward, Entry, Forward, Repeated, torch_route
-from ._registry import DIRECT, Operator, is_compiling, refuse_tangents, register_gradient
+from .._native import Backward, Entry, Forward, Repeated
+from ._registry import Operator, is_compiling, refuse_tangents, register_gradient
 
 # PyTorch looks these up on the class in every call, by strings of its own that no cache knows: found sooner on the class itself
 # than on its bases.
@@ -124,18 +124,15 @@ class Differentiable:
         gradients = gradients if self.backward.has_tuple else (gradients,)
         return (*gradients, *([None] * (self.forward.arguments - len(gradients))))
 
-    @staticmethod
-    def _repeated(operator: Operator) -> Callable[..., Any]:
-        """The native function, whose calls are repeated if it changes no argument."""
-        return Repeated(operator.native) if operator.functional is None else operator.native
+    def _repeated(self, operator: Operator) -> Callable[..., Any]:
+        """The native function, whose calls are repeated if it changes no argument. Those of nothing but tensors are as fast."""
+        return operator.native if self._is_plain or operator.functional is not None else Repeated(operator.native)
 
     def _unrecorded(self) -> Callable[..., Any]:
         """The operation where nothing watches and nothing is recorded."""
-        native, select = self.forward.native, self._selection()
+        select = self._selection()
         if self.inference is not None:
             return Repeated(self.inference)
-        if self._is_plain:
-            return native
         native = self._repeated(self.forward)
         return (lambda *inputs: select(native(*inputs))) if self.forward.has_tuple else native
 
@@ -206,62 +203,30 @@ class Differentiable:
         return dispatched
 
     def _node(self, gradients: Gradients) -> Any:
-        """The node of the graph that a direct call leaves."""
-        forward, backward, is_plain = self.forward, self.backward, self._is_plain
-        node = self._plain_node(gradients) if is_plain else self._general_node(gradients)
-        node.__name__ = node.__qualname__ = f"{forward.name}Function"
-        for attribute in _LOOKED_UP:
-            setattr(node, attribute, inspect.getattr_static(node, attribute))
-        # What a node's own `apply` does.
-        plain = Backward(backward.native, node.backward, backward.has_mask)
-        node._backward_cls.apply = plain if is_plain else node.backward
-        return node
-
-    def _plain_node(self, gradients: Gradients) -> Any:
-        """Of nothing but tensors: what takes microseconds to compute feels every line of Python."""
-        native, read_by = self.forward.native, self.read_by
+        """The node of the graph that a direct call leaves. What takes microseconds to compute feels every line of Python: both directions
+        are objects of the native module."""
+        forward, backward, for_inputs = self.forward, self.backward, self._for_inputs
+        results, given, arguments, has_parameters = self.results, self._given, forward.arguments, forward.has_parameters
 
         class Function(torch.autograd.Function):
-            forward = staticmethod(Forward(native, read_by))
-
-            @staticmethod
-            def backward(ctx: Any, dy: Tensor) -> Any:
-                return gradients(ctx, (dy,), ())
-
-        return Function
-
-    def _general_node(self, gradients: Gradients) -> Any:
-        native, native_backward = self._repeated(self.forward), self._repeated(self.backward)
-        saved_of, select = self._saved, self._selection()
-        wanted_of = self._wanted()
-        arguments, has_parameters, parameters_of = self.forward.arguments, self.forward.has_parameters, self._parameters
-        results, given, for_inputs, mask = self.results, self._given, self._for_inputs, self._mask
-        is_for_inputs = not (self.backward.has_tuple or has_parameters)
-
-        class Function(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx: Any, *inputs: Any) -> Any:
-                found = native(*inputs)
-                ctx.save_for_backward(*saved_of(ctx, inputs, found))
-                if has_parameters:
-                    ctx.parameters = parameters_of(inputs)
-                if given > results:
-                    ctx.mark_non_differentiable(*found[results:given])
-                    # No zeros for gradients that nobody takes.
-                    ctx.set_materialize_grads(False)
-                return select(found)
-
             @staticmethod
             def backward(ctx: Any, *dys: Any) -> Any:
-                saved, dys = ctx.saved_tensors, dys[:results]
-                parameters = ctx.parameters if has_parameters else ()
+                dys = dys[:results]
                 if given > results and all(dy is None for dy in dys):
                     return (None,) * arguments
-                if not is_compiling() and torch_route(*saved, *dys) == DIRECT:
-                    found = native_backward(*saved, *dys, *parameters, *mask(ctx))
-                    found = wanted_of(found, dys, parameters, ctx.needs_input_grad)
-                else:
-                    found = gradients(ctx, dys, parameters)
-                return found if is_for_inputs else for_inputs(found)
+                return for_inputs(gradients(ctx, dys, ctx.parameters if has_parameters else ()))
 
+        shape = forward.tensors, results, given
+        Function.forward = staticmethod(
+            Forward(
+                self._repeated(forward), (*shape, forward.has_tuple), self.save, self.read_by, self.keep, self.noted
+            )
+        )
+        Function.__name__ = Function.__qualname__ = f"{forward.name}Function"
+        for attribute in _LOOKED_UP:
+            setattr(Function, attribute, inspect.getattr_static(Function, attribute))
+        # What a node's own `apply` does.
+        Function._backward_cls.apply = Backward(
+            self._repeated(backward), Function.backward, (*shape, backward.has_tuple), arguments, backward.has_mask, self.shared
+        )
         return Function
