@@ -248,17 +248,22 @@ impl Subject for Product {
         let (poison, got) = (Bench::poison(desc.y), bench.read(&y)?);
         let mut untouched = vec![true; got.len()];
         let (mut of_rows, mut expected) = (Vec::new(), Vec::new());
-        let operands = (
-            reference::Operand { q: &a_codes, scales: &a_scales },
-            reference::Operand { q: &b_codes, scales: &b_scales },
-        );
+        let a = reference::Operand { q: &a_codes, scales: &a_scales };
+        let b = reference::Operand { q: &b_codes, scales: &b_scales };
+        let (a, b) = match got.is_empty() {
+            true => (Vec::new(), Vec::new()),
+            false => (
+                a.numbers(desc.scaling_a, [desc.m, desc.k], desc.lda),
+                b.numbers(desc.scaling_b, [desc.n, desc.k], desc.ldb),
+            ),
+        };
         let rows = if got.is_empty() { 0 } else { desc.m };
         for row in 0..rows {
             for col in 0..desc.n {
                 let at = row * desc.ldy + col;
                 untouched[at] = false;
                 let bias = desc.bias.then_some(&bias_values[..]);
-                let (value, scale) = reference::element(desc, operands, bias, (row, col));
+                let (value, scale) = reference::element(desc, (&a, &b), bias, (row, col));
                 of_rows.push(got[at]);
                 expected.push(Expected { value, scale, underflow: 0.0 });
             }

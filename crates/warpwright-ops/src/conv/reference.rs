@@ -96,16 +96,15 @@ impl<'a> View<'a> {
         let (channels, filters) =
             (self.conv.channels / self.conv.groups, self.conv.filters / self.conv.groups);
         let meetings = self.meetings();
+        // From a pixel or tap to the next.
+        let [of_pixel, of_tap, of_result] = [self.x([0, 0, 1]), self.weight([0, 0, 1]), self.y([0, 0, 1])];
         for n in 0..self.conv.batch {
             for f in 0..self.conv.filters {
                 for c in 0..channels {
                     let of_x = f / filters * channels + c;
+                    let [x, weight, y] = [self.x([n, of_x, 0]), self.weight([f, c, 0]), self.y([n, f, 0])];
                     for Meeting { tap, output, input } in &meetings {
-                        product(
-                            self.x([n, of_x, *input]),
-                            self.weight([f, c, *tap]),
-                            self.y([n, f, *output]),
-                        );
+                        product(x + input * of_pixel, weight + tap * of_tap, y + output * of_result);
                     }
                 }
             }

@@ -6,6 +6,17 @@ use crate::activation::reference as activation;
 /// A value, and the sum of the magnitudes that make it: the scale of its rounding errors.
 pub type Scaled = (f64, f64);
 
+/// The sum of the products of two vectors, and that of their magnitudes.
+pub(crate) fn dot(a: &[f64], b: &[f64]) -> Scaled {
+    let (mut sum, mut scale) = (0.0, 0.0);
+    for (a, b) in a.iter().zip(b) {
+        let product = a * b;
+        sum += product;
+        scale += product.abs();
+    }
+    (sum, scale)
+}
+
 /// `activation(alpha op(a) op(b) + beta c + bias)` of matrix `batch` at (`row`, `col`).
 pub fn element(
     desc: &GemmDesc,

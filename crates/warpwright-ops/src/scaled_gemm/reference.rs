@@ -2,7 +2,7 @@
 
 use super::ScaledGemmDesc;
 use crate::activation::reference as activation;
-use crate::gemm::reference::Scaled;
+use crate::gemm::reference::{Scaled, dot};
 use crate::quantize8::Scaling;
 use crate::quantize8::reference::scale_index;
 
@@ -16,25 +16,32 @@ pub struct Operand<'a> {
 }
 
 impl Operand<'_> {
-    /// The number that an element stands for.
-    fn at(self, scaling: Option<Scaling>, shape: [usize; 2], leading: usize, [row, col]: [usize; 2]) -> f64 {
-        let scale = scaling.map_or(1.0, |scaling| self.scales[scale_index(scaling, shape, row, col)]);
-        self.q[row * leading + col] * scale
+    /// The numbers that the elements of a matrix of this shape stand for, without gaps between the rows, which begin `leading` elements
+    /// apart.
+    pub fn numbers(
+        self,
+        scaling: Option<Scaling>,
+        shape @ [rows, cols]: [usize; 2],
+        leading: usize,
+    ) -> Vec<f64> {
+        let number = |i: usize| {
+            let [row, col] = [i / cols, i % cols];
+            let scale = scaling.map_or(1.0, |scaling| self.scales[scale_index(scaling, shape, row, col)]);
+            self.q[row * leading + col] * scale
+        };
+        (0..rows * cols).map(number).collect()
     }
 }
 
-/// `activation(scale_a scale_b a b^T + bias)` at (`row`, `col`).
+/// `activation(a b^T + bias)` at (`row`, `col`), of the [numbers](Operand::numbers) of `a` and `b`.
 pub fn element(
     desc: &ScaledGemmDesc,
-    (a, b): (Operand<'_>, Operand<'_>),
+    (a, b): (&[f64], &[f64]),
     bias: Option<&[f64]>,
     (row, col): (usize, usize),
 ) -> Scaled {
-    let products = (0..desc.k).map(|depth| {
-        let a = a.at(desc.scaling_a, [desc.m, desc.k], desc.lda, [row, depth]);
-        a * b.at(desc.scaling_b, [desc.n, desc.k], desc.ldb, [col, depth])
-    });
-    let (mut sum, mut scale) = products.fold((0.0, 0.0), |(sum, scale), p: f64| (sum + p, scale + p.abs()));
+    let [a, b] = [(a, row), (b, col)].map(|(x, outer)| &x[outer * desc.k..][..desc.k]);
+    let (mut sum, mut scale) = dot(a, b);
     if let Some(bias) = bias {
         sum += bias[col];
         scale += bias[col].abs();
