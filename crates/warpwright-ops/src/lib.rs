@@ -39,6 +39,7 @@
 //! | [`reduce`] | sum, mean, amax, amin over any dimensions; argmax, argmin over one | f32, f64, f16, bf16 |
 //! | [`mod@resize`] | images at other extents: nearest, linear, bicubic, and their gradients; channels first and last | f32, f64, f16, bf16 |
 //! | [`mod@cross_entropy`] | the loss of classes from logits, and its gradient | f32, f64, f16, bf16 |
+//! | [`mod@linear_cross_entropy`] | the loss of classes from a linear layer in chunks of rows, with its gradients in the same call | f32, f64, f16, bf16 |
 //! | [`mod@embedding`] | rows of a table by their indices (index_select), and the gradient of the table in a fixed order | f32, f64, f16, bf16 |
 //! | [`mod@recurrent`] | lstm, gru, rnn over sequences, with layers, directions and lengths, and their gradients | f32, f64, f16, bf16 |
 //! | [`rotary`] | rotary_embedding of queries and keys, both pairings, by tables and positions, and its gradient | f32, f64, f16, bf16 |
@@ -63,6 +64,7 @@ pub mod group_norm;
 pub mod grouped_gemm;
 mod images;
 pub mod layer_norm;
+pub mod linear_cross_entropy;
 pub mod local_response_norm;
 mod norm;
 pub mod optimizer;
@@ -110,5 +112,6 @@ pub(crate) const FAMILIES: &[&catalogue::Family] = &[
     &rotary::samples::FAMILY,
     &softmax::samples::FAMILY,
     &cross_entropy::samples::FAMILY,
+    &linear_cross_entropy::samples::FAMILY,
     &embedding::samples::FAMILY,
 ];

@@ -4,6 +4,8 @@
 //! [`Plan`] for one target without a device; [`Plan::launch`] checks the arguments and enqueues, nothing else, so that
 //! it can be captured in a CUDA graph.
 
+pub(crate) mod embedded;
+
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasherDefault, Hash, Hasher};

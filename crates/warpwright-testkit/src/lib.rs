@@ -25,6 +25,7 @@ mod images;
 pub mod inputs;
 pub mod kernels;
 mod layer_norm;
+mod linear_cross_entropy;
 mod local_response_norm;
 pub mod measure;
 pub mod mutate;
@@ -99,6 +100,7 @@ const FAMILIES: &[fn(Scope) -> Vec<Case>] = &[
     rotary::cases,
     softmax::cases,
     cross_entropy::cases,
+    linear_cross_entropy::cases,
     embedding::cases,
 ];
 

@@ -46,6 +46,7 @@
 //! | [`scaled_gemm`] | products of `e4m3`, `e5m2` and `int8` matrices with scales for a tensor, rows, 1 x 128 or 128 x 128 elements, with bias and activation; of `int8` to i32 | f32, f16, bf16 | sm_75 and later; 8-bit floats sm_89 and later |
 //! | [`grouped_gemm`] | `grouped_matmul`, `grouped_matmul_k`: products of ragged groups of rows, or of the common dimension, whose ends are on the device | f32, f16, bf16 | sm_75 and later |
 //! | [`mod@cross_entropy`] | `cross_entropy` from logits, forward and backward; ignored rows, label smoothing | f32, f64, f16, bf16 | sm_75 and later |
+//! | [`mod@linear_cross_entropy`] | `linear_cross_entropy` of a linear layer without the logits of all rows in memory; the loss and all gradients in one call | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@embedding`] | `embedding` (`index_select` of rows), forward and backward without atomics on floats; a padding row, means by frequency | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@attention`] | `attention` with grouped heads, masks, windows, bias, ALiBi, soft capping, sinks, packed sequences, decoding from contiguous and paged caches, and its gradients | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@recurrent`] | `lstm`, `gru`, `rnn` over sequences, forward and backward: layers, both directions, lengths, projections, dropout; all steps in one launch where the weights fit the chip | f32, f64, f16, bf16 | sm_75 and later |
@@ -109,7 +110,7 @@
 //!
 //! This crate alone is under semantic versioning. Its stable interface is what stands at its root, [`plan`](mod@plan), and in the modules of the
 //! families ([`activation`], [`mod@attention`], [`mod@batch_norm`], [`mod@cast`], [`mod@causal_conv1d`], [`mod@conv`], [`mod@cross_entropy`], [`mod@elementwise`], [`mod@embedding`], [`mod@matmul`], [`group_norm`](mod@group_norm), [`grouped_gemm`],
-//! [`layer_norm`](mod@layer_norm), [`local_response_norm`](mod@local_response_norm), [`optimizer`], [`pool`](mod@pool), [`mod@quantize`], [`mod@quantize8`],
+//! [`layer_norm`](mod@layer_norm), [`mod@linear_cross_entropy`], [`local_response_norm`](mod@local_response_norm), [`optimizer`], [`pool`](mod@pool), [`mod@quantize`], [`mod@quantize8`],
 //! [`mod@recurrent`], [`reduce`], [`mod@resize`], [`mod@rotary`], [`scaled_gemm`], [`mod@softmax`]) the
 //! descriptors, arguments, options and free functions.
 //!
@@ -147,6 +148,9 @@ pub use warpwright_ops::group_norm::{
 pub use warpwright_ops::grouped_gemm::{self, grouped_matmul, grouped_matmul_k};
 pub use warpwright_ops::layer_norm::{
     self, layer_norm, layer_norm_backward, rms_norm, rms_norm_backward, row_norm, row_norm_backward,
+};
+pub use warpwright_ops::linear_cross_entropy::{
+    self, linear_cross_entropy, linear_cross_entropy_with_gradients,
 };
 pub use warpwright_ops::local_response_norm::{self, local_response_norm, local_response_norm_backward};
 pub use warpwright_ops::optimizer::{self, adam, adamw, clip_grad_norm, grad_norm, sgd};

@@ -23,7 +23,9 @@ pub mod reference;
 pub(crate) mod samples;
 pub mod tuning;
 
+use warpwright_dsl::{Elem, In, Out};
 use warpwright_ptx::{DType, Target};
+use warpwright_runtime::LaunchStep;
 
 use crate::PlanError;
 use crate::catalogue::Direction;
@@ -88,38 +90,111 @@ tensors! {
 
 impl CrossEntropyDesc {
     /// Elements of the logits.
-    fn len(&self) -> Result<usize, PlanError> {
-        PlanError::check_floats(OP, "logits", self.dtype)?;
+    pub(crate) fn len(&self, op: &'static str) -> Result<usize, PlanError> {
+        PlanError::check_floats(op, "logits", self.dtype)?;
         const TARGET_TYPES: [DType; 2] = [DType::I64, DType::I32];
         if !TARGET_TYPES.contains(&self.target) {
             let (got, expected) = (self.target, &TARGET_TYPES);
-            return Err(PlanError::DType { op: OP, tensor: "target", got, expected });
+            return Err(PlanError::DType { op, tensor: "target", got, expected });
         }
         let smoothing = self.label_smoothing.get();
         if !(0.0..=1.0).contains(&smoothing) {
             return Err(PlanError::refused(
-                OP,
+                op,
                 "label_smoothing",
                 format!("{smoothing:?}"),
                 "between 0 and 1",
             ));
         }
         if self.classes == 0 {
-            return Err(PlanError::refused(OP, "classes", 0, "at least 1"));
+            return Err(PlanError::refused(op, "classes", 0, "at least 1"));
         }
         let len = self.rows.checked_mul(self.classes).filter(|n| n.checked_mul(self.dtype.bytes()).is_some());
         len.ok_or_else(|| {
             let got = format!("[{}, {}]", self.rows, self.classes);
-            PlanError::refused(OP, "[rows, classes]", got, "a tensor that can be addressed")
+            PlanError::refused(op, "[rows, classes]", got, "a tensor that can be addressed")
         })
     }
 
-    fn words(&self) -> u32 {
+    pub(crate) fn words(&self) -> u32 {
         (self.target.bytes() / 4) as u32
     }
 
     fn losses(&self) -> usize {
         if self.reduction == Reduction::None { self.rows } else { 1 }
+    }
+}
+
+/// Where the losses of rows are computed from and stored.
+pub(crate) struct Losses {
+    pub(crate) logits: In<Elem>,
+    pub(crate) target: In<u32>,
+    /// Without a reduction.
+    pub(crate) loss: Out<Elem>,
+    /// With one.
+    pub(crate) losses: Out<Elem>,
+    pub(crate) lse: Out<Elem>,
+    pub(crate) nll: Out<Elem>,
+}
+
+/// Where gradients of logits are computed from and stored.
+pub(crate) struct Gradients {
+    pub(crate) logits: In<Elem>,
+    pub(crate) target: In<u32>,
+    pub(crate) lse: In<Elem>,
+    pub(crate) nll: In<Elem>,
+    pub(crate) dloss: In<Elem>,
+    pub(crate) count: In<Elem>,
+    pub(crate) dlogits: Out<Elem>,
+}
+
+impl CrossEntropyDesc {
+    /// The launch of the losses of rows, if there are any.
+    pub(crate) fn losses_step(
+        &self,
+        target: Target,
+        config: tuning::Config,
+        each: Losses,
+    ) -> Result<Option<LaunchStep>, PlanError> {
+        let Some(grid) = plan::cover(OP, self.rows, config.threads / config.team)? else { return Ok(None) };
+        let smoothed = self.label_smoothing.get() > 0.0;
+        let def = kernel::Forward { dtype: self.dtype, config, smoothed };
+        let Losses { logits, target: targets, loss, losses, lse, nll } = each;
+        let args = kernel::ForwardArgs {
+            logits,
+            target: targets,
+            loss,
+            losses,
+            lse,
+            nll,
+            rows: self.rows as u64,
+            classes: self.classes as u64,
+            words: self.words(),
+            rowwise: u32::from(self.reduction == Reduction::None),
+            ignore_index: self.ignore_index,
+            label_smoothing: self.label_smoothing.get(),
+        };
+        plan::launch(OP, &def, args, target, grid).map(Some)
+    }
+
+    /// The launch that reduces losses.
+    pub(crate) fn reduce_step(
+        &self,
+        target: Target,
+        (losses, targets): (In<Elem>, In<u32>),
+        (loss, count): (Out<Elem>, Out<Elem>),
+    ) -> Result<LaunchStep, PlanError> {
+        let args = kernel::ReduceArgs {
+            losses,
+            target: targets,
+            loss,
+            count,
+            rows: self.rows as u64,
+            words: self.words(),
+            mean: u32::from(self.reduction == Reduction::Mean),
+            ignore_index: self.ignore_index,
+        };
+        plan::launch(OP, &kernel::Reduce { dtype: self.dtype }, args, target, [1; 3])
     }
 }
 
@@ -144,8 +219,8 @@ impl Operation for CrossEntropyDesc {
 
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         type Args<'a> = CrossEntropyArgs<'a>;
-        let Self { dtype, rows, classes, ignore_index, reduction, .. } = *self;
-        let (len, wide, reduced) = (self.len()?, dtype.accumulator(), reduction != Reduction::None);
+        let Self { dtype, rows, classes, reduction, .. } = *self;
+        let (len, wide, reduced) = (self.len(OP)?, dtype.accumulator(), reduction != Reduction::None);
         let mean = reduction == Reduction::Mean;
         let tensors = Args::specs([
             Args::logits.holds(dtype, len),
@@ -158,37 +233,22 @@ impl Operation for CrossEntropyDesc {
         ]);
         let mut variants = Vec::new();
         for config in tuning::forward(dtype, rows, classes) {
-            let mut steps = Vec::new();
-            if let Some(grid) = plan::cover(OP, rows, config.threads / config.team)? {
-                let def = kernel::Forward { dtype, config, smoothed: self.label_smoothing.get() > 0.0 };
-                let args = kernel::ForwardArgs {
-                    logits: Args::logits.arg(),
-                    target: Args::target.arg(),
-                    loss: Args::loss.arg(),
-                    losses: Args::workspace.arg(),
-                    lse: Args::lse.arg(),
-                    nll: Args::nll.arg(),
-                    rows: rows as u64,
-                    classes: classes as u64,
-                    words: self.words(),
-                    rowwise: u32::from(!reduced),
-                    ignore_index,
-                    label_smoothing: self.label_smoothing.get(),
-                };
-                steps.push(plan::launch(OP, &def, args, target, grid)?);
-            }
+            let each = Losses {
+                logits: Args::logits.arg(),
+                target: Args::target.arg(),
+                loss: Args::loss.arg(),
+                losses: Args::workspace.arg(),
+                lse: Args::lse.arg(),
+                nll: Args::nll.arg(),
+            };
+            let mut steps: Vec<_> = self.losses_step(target, config, each)?.into_iter().collect();
             if reduced {
-                let args = kernel::ReduceArgs {
-                    losses: Args::workspace.written(),
-                    target: Args::target.arg(),
-                    loss: Args::loss.arg(),
-                    count: Args::count.arg(),
-                    rows: rows as u64,
-                    words: self.words(),
-                    mean: u32::from(mean),
-                    ignore_index,
-                };
-                steps.push(plan::launch(OP, &kernel::Reduce { dtype }, args, target, [1; 3])?);
+                let losses = Args::workspace.written();
+                steps.push(self.reduce_step(
+                    target,
+                    (losses, Args::target.arg()),
+                    (Args::loss.arg(), Args::count.arg()),
+                )?);
             }
             variants.push(Variant { alignment: config.alignment(dtype), steps });
         }
@@ -229,8 +289,8 @@ impl Operation for CrossEntropyBackwardDesc {
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         type Args<'a> = CrossEntropyBackwardArgs<'a>;
         let desc = &self.forward;
-        let CrossEntropyDesc { dtype, rows, classes, ignore_index, reduction, .. } = *desc;
-        let (len, wide, mean) = (desc.len()?, dtype.accumulator(), reduction == Reduction::Mean);
+        let CrossEntropyDesc { dtype, rows, reduction, .. } = *desc;
+        let (len, wide, mean) = (desc.len(OP)?, dtype.accumulator(), reduction == Reduction::Mean);
         let tensors = Args::specs([
             Args::logits.holds(dtype, len),
             Args::target.holds(desc.target, rows),
@@ -242,32 +302,52 @@ impl Operation for CrossEntropyBackwardDesc {
         ]);
         let mut variants = Vec::new();
         for config in tuning::backward(dtype) {
-            let mut steps = Vec::new();
-            let per_block = (config.threads * config.width * config.unroll) as usize;
-            let chunks = classes.div_ceil(per_block);
-            if let Some(grid) = plan::cover(OP, rows.saturating_mul(chunks), 1)? {
-                let def = kernel::Backward { dtype, config };
-                let args = kernel::BackwardArgs {
-                    logits: Args::logits.arg(),
-                    target: Args::target.arg(),
-                    lse: Args::lse.arg(),
-                    nll: Args::nll.arg(),
-                    dloss: Args::dloss.arg(),
-                    count: Args::count.arg(),
-                    dlogits: Args::dlogits.arg(),
-                    classes: classes as u64,
-                    // Not more than the blocks of the grid.
-                    chunks: u32::try_from(chunks).unwrap_or(u32::MAX),
-                    words: desc.words(),
-                    rowwise: u32::from(reduction == Reduction::None),
-                    mean: u32::from(mean),
-                    ignore_index,
-                    label_smoothing: desc.label_smoothing.get(),
-                };
-                steps.push(plan::launch(OP, &def, args, target, grid)?);
-            }
+            let all = Gradients {
+                logits: Args::logits.arg(),
+                target: Args::target.arg(),
+                lse: Args::lse.arg(),
+                nll: Args::nll.arg(),
+                dloss: Args::dloss.arg(),
+                count: Args::count.arg(),
+                dlogits: Args::dlogits.arg(),
+            };
+            let steps = self.step(target, config, all)?.into_iter().collect();
             variants.push(Variant { alignment: config.alignment(dtype), steps });
         }
         Ok(Plan::of(OP, Direction::Backward, target, tensors, variants))
+    }
+}
+
+impl CrossEntropyBackwardDesc {
+    /// The launch of the gradients of rows, if there are any.
+    pub(crate) fn step(
+        &self,
+        target: Target,
+        config: tuning::Config,
+        all: Gradients,
+    ) -> Result<Option<LaunchStep>, PlanError> {
+        let CrossEntropyDesc { dtype, rows, classes, ignore_index, reduction, .. } = self.forward;
+        let per_block = (config.threads * config.width * config.unroll) as usize;
+        let chunks = classes.div_ceil(per_block);
+        let Some(grid) = plan::cover(OP, rows.saturating_mul(chunks), 1)? else { return Ok(None) };
+        let Gradients { logits, target: targets, lse, nll, dloss, count, dlogits } = all;
+        let args = kernel::BackwardArgs {
+            logits,
+            target: targets,
+            lse,
+            nll,
+            dloss,
+            count,
+            dlogits,
+            classes: classes as u64,
+            // Not more than the blocks of the grid.
+            chunks: u32::try_from(chunks).unwrap_or(u32::MAX),
+            words: self.forward.words(),
+            rowwise: u32::from(reduction == Reduction::None),
+            mean: u32::from(reduction == Reduction::Mean),
+            ignore_index,
+            label_smoothing: self.forward.label_smoothing.get(),
+        };
+        plan::launch(OP, &kernel::Backward { dtype, config }, args, target, grid).map(Some)
     }
 }

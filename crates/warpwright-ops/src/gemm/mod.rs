@@ -21,7 +21,7 @@ mod f16x3;
 mod functions;
 pub(crate) mod groups;
 pub(crate) mod kernel;
-mod pack;
+pub(crate) mod pack;
 pub(crate) mod persistent;
 pub(crate) mod plain;
 pub mod reference;
@@ -34,13 +34,13 @@ mod tf32;
 pub mod tuning;
 mod warpgroup;
 
-use warpwright_dsl::{Elem, In, KernelArgs, Major, MmaAtom, Out, PanelTile, TensorMapArg};
+use warpwright_dsl::{Elem, In, InOut, KernelArgs, Major, MmaAtom, Out, PanelTile, TensorMapArg};
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::{LaunchStep, TensorRef};
 
 use crate::activation::Activation;
 use crate::catalogue::Direction;
-use crate::plan::{self, Operation, Plan, PlanParts, Real, Variant, small};
+use crate::plan::{self, Operation, Plan, PlanParts, Real, Variant, embedded, small};
 use crate::tensors::tensors;
 use crate::{Binding, PlanError};
 
@@ -237,7 +237,7 @@ impl Operation for GemmDesc {
 /// Bytes that vectors begin at a multiple of.
 pub(crate) const WIDE: u64 = 16;
 /// Bytes of a line of the L2 cache: rows of copies begin at multiples, so that no slice of one lies in two lines.
-const LINE: usize = 128;
+pub(crate) const LINE: usize = 128;
 /// Blocks of a grid along y and z.
 pub(crate) const MAX_LAYERS: usize = 65_535;
 /// Rows, columns and common dimension that the kernels count.
@@ -470,6 +470,8 @@ impl GemmDesc {
                 },
                 count,
                 split,
+                onto: false,
+                epilogue: if split { EpilogueArgs::NONE } else { self.epilogue() },
             };
             steps.push(self.launch(target, choice, product)?);
             if split {
@@ -509,8 +511,28 @@ impl GemmDesc {
         let choice = self.choose(target, wide && self.is_wide(), Sums::Parts(most))?;
         let parts = choice.parts(self.k as u64);
         let to = ResultArgs { c: In::address(0), bias: In::address(0), y: y(parts) };
-        let product = Product { a, b, to, count: 1, split: true };
+        let epilogue = EpilogueArgs::NONE;
+        let product = Product { a, b, to, count: 1, split: true, onto: false, epilogue };
         Ok((self.launch(target, choice, product)?, parts))
+    }
+
+    /// The same in one part, stored at `y` or, if `adds`, added to what is there.
+    pub(crate) fn sums_onto(
+        &self,
+        target: Target,
+        wide: bool,
+        [a, b]: [In<Elem>; 2],
+        y: InOut<Elem>,
+        adds: bool,
+    ) -> Result<LaunchStep, PlanError> {
+        self.check()?;
+        let choice = self.choose(target, wide && self.is_wide(), Sums::Parts(1))?;
+        let flags = if adds { epilogue::HAS_C } else { 0 };
+        let epilogue = EpilogueArgs { beta: 1.0, flags, ..EpilogueArgs::NONE };
+        let y = embedded::value_of(&y);
+        let c = if adds { In::from(y.clone()) } else { In::address(0) };
+        let to = ResultArgs { c, bias: In::address(0), y: Out::from(y) };
+        self.launch(target, choice, Product { a, b, to, count: 1, split: true, onto: true, epilogue })
     }
 
     /// The kernel, and how blocks share the common dimension.
@@ -527,22 +549,23 @@ impl GemmDesc {
 
     /// The launch of products from one kernel.
     fn launch(&self, target: Target, choice: Choice, product: Product) -> Result<LaunchStep, PlanError> {
-        let Product { a, b, to, count, split } = product;
         let major = self.major();
+        let count = product.count;
         let (m, n, depth) = (small(self.m), small(self.n), small(self.k));
         let part = u32::try_from(choice.part).unwrap_or(u32::MAX);
         // Sums of parts lie without gaps, and nothing is done to them yet.
-        let (ldy, stride_y) = if split { (self.n, self.m * self.n) } else { (self.ldy, self.stride_y) };
+        let (ldy, stride_y) =
+            if product.split { (self.n, self.m * self.n) } else { (self.ldy, self.stride_y) };
         let (ldy, stride_y) = (ldy as u64, stride_y as u64);
-        let epilogue = if split { EpilogueArgs::NONE } else { self.epilogue() };
         let (kernel, values) = match choice.config {
             Config::Persistent(config) => {
-                return self.launch_persistent(target, config, Product { a, b, to, count, split });
+                return self.launch_persistent(target, config, product);
             }
             Config::F16x3(config) => {
-                return self.launch_f16x3(target, config, Product { a, b, to, count, split });
+                return self.launch_f16x3(target, config, product);
             }
             Config::Tiled(config) => {
+                let Product { a, b, to, split, epilogue, .. } = product;
                 let values = kernel::GemmArgs {
                     a,
                     b,
@@ -563,6 +586,7 @@ impl GemmDesc {
                 (plan::recorded(OP, &def, target)?, values.values())
             }
             Config::Warpgroup(config) => {
+                let Product { a, b, to, split, onto, epilogue, .. } = product;
                 let (tile_a, tile_b) = config.tiles(self.dtype, major.0, major.1);
                 let values = warpgroup::WarpgroupArgs {
                     a: self.boxes(&a, tile_a, (self.m, self.lda), (count, self.stride_a)),
@@ -578,7 +602,8 @@ impl GemmDesc {
                     batch_b: u32::from(self.stride_b > 0),
                     epilogue,
                 };
-                let def = WarpgroupGemm { dtype: self.dtype, a: major.0, b: major.1, config, split };
+                let split = split && !onto;
+                let def = WarpgroupGemm { dtype: self.dtype, a: major.0, b: major.1, config, split, onto };
                 (plan::recorded(OP, &def, Target::specific(target.sm))?, values.values())
             }
         };
@@ -640,4 +665,7 @@ struct Product {
     count: usize,
     /// Whether `to.y` receives sums of parts as they are.
     split: bool,
+    /// Whether they may be added to what is there.
+    onto: bool,
+    epilogue: EpilogueArgs,
 }

@@ -84,6 +84,34 @@ impl AccumulateKernel for Pack {
     }
 }
 
+/// The launch that packs matrices, whose rows and which themselves begin so many elements apart.
+pub(crate) fn pack(
+    target: Target,
+    dtype: DType,
+    [rows, cols, matrices]: [usize; 3],
+    (x, (ldx, stride_x)): (In<Elem>, (usize, usize)),
+    (y, (ldy, stride_y)): (Out<Elem>, (usize, usize)),
+) -> Result<LaunchStep, PlanError> {
+    let def = Pack { dtype };
+    let values = PackArgs {
+        x,
+        y,
+        rows: small(rows),
+        cols: small(cols),
+        ldx: ldx as u64,
+        ldy: ldy as u64,
+        stride_x: stride_x as u64,
+        stride_y: stride_y as u64,
+    };
+    let across = plan::cover(OP, cols.div_ceil(def.width() as usize), THREADS)?;
+    let grid = [
+        across.map_or(1, |grid| grid[0]),
+        small(rows.div_ceil(ROWS as usize).min(MAX_LAYERS)),
+        small(matrices),
+    ];
+    Ok(LaunchStep::new(plan::recorded(OP, &def, target)?, grid, values.values()))
+}
+
 /// Words of a vector.
 const WORDS: usize = 4;
 
@@ -240,25 +268,9 @@ impl GemmDesc {
         ];
         for (source, x, [rows, cols], (ldx, stride_x), (ldy, stride_y)) in sides {
             let Source::Workspace(offset) = source else { continue };
-            let def = Pack { dtype: self.dtype };
-            let values = PackArgs {
-                x,
-                y: GemmArgs::workspace.arg_at(offset),
-                rows: small(rows),
-                cols: small(cols),
-                ldx: ldx as u64,
-                ldy: ldy as u64,
-                stride_x: stride_x as u64,
-                stride_y: stride_y as u64,
-            };
             let matrices = if stride_x == 0 { 1 } else { self.batch };
-            let across = plan::cover(OP, cols.div_ceil(def.width() as usize), THREADS)?;
-            let grid = [
-                across.map_or(1, |grid| grid[0]),
-                small(rows.div_ceil(ROWS as usize).min(MAX_LAYERS)),
-                small(matrices),
-            ];
-            steps.push(LaunchStep::new(plan::recorded(OP, &def, target)?, grid, values.values()));
+            let to = (GemmArgs::workspace.arg_at(offset), (ldy, stride_y));
+            steps.push(pack(target, self.dtype, [rows, cols, matrices], (x, (ldx, stride_x)), to)?);
         }
         product.steps(target, *choice, *operands, steps)
     }

@@ -72,8 +72,11 @@ fn kernels(_: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanE
                         }
                     }
                     Config::Warpgroup(config) => {
-                        for split in [false, true] {
-                            let def = WarpgroupGemm { dtype, a, b, config, split };
+                        let mut ends = vec![(false, false), (true, false)];
+                        // Gradients of weights are summed.
+                        ends.extend((dtype.bytes() == 2 && a == Major::Mn).then_some((false, true)));
+                        for (split, onto) in ends {
+                            let def = WarpgroupGemm { dtype, a, b, config, split, onto };
                             all.push(plan::recorded(OP, &def, Target::specific(target.sm))?);
                         }
                     }

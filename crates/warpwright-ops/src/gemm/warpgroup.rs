@@ -40,6 +40,8 @@ pub(super) struct WarpgroupGemm {
     pub(super) config: WarpgroupConfig,
     /// Whether sums of parts are stored as they are, one matrix after the other.
     pub(super) split: bool,
+    /// Whether results are in the type of the sums, and may be added to what is there.
+    pub(super) onto: bool,
 }
 
 /// The tiles of both operands in shared memory, and the barriers of their pipeline.
@@ -204,11 +206,12 @@ impl KernelDef for WarpgroupGemm {
     type Args = WarpgroupArgs;
 
     fn spec(&self) -> KernelSpec {
+        let config = format!("{}{}", self.config.name(), if self.onto { "_onto" } else { "" });
         KernelSpec::new(
-            super::kernel::name(self.dtype, (self.a, self.b), &self.config.name(), self.split),
+            super::kernel::name(self.dtype, (self.a, self.b), &config, self.split),
             BlockDim::x((self.multiplying() + 1) * WARP),
         )
-        .dtypes(epilogue::dtypes(self.dtype, self.split))
+        .dtypes(epilogue::dtypes(self.dtype, self.split || self.onto))
         .min_blocks_per_sm(1)
     }
 

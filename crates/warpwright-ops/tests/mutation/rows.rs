@@ -4,6 +4,7 @@ use warpwright_ops::Operation;
 use warpwright_ops::cross_entropy::{CrossEntropyBackwardDesc, CrossEntropyDesc, Reduction};
 use warpwright_ops::layer_norm::tuning::{Layout as RowLayout, backward_vectors, forward_vectors, scalars};
 use warpwright_ops::layer_norm::{RowNorm, RowNormBackwardDesc, RowNormDesc};
+use warpwright_ops::linear_cross_entropy::LinearCrossEntropyDesc;
 use warpwright_ops::local_response_norm::tuning::Walk;
 use warpwright_ops::local_response_norm::{
     Coefficients, LocalResponseNormBackwardDesc, LocalResponseNormDesc,
@@ -13,7 +14,7 @@ use warpwright_ops::softmax::tuning::{Config, Layout as Spread};
 use warpwright_ops::softmax::{MaskKind, MaskedSoftmaxDesc, Softmax, SoftmaxBackwardDesc, SoftmaxDesc};
 use warpwright_ptx::DType;
 
-use crate::harness::{TARGET, check};
+use crate::harness::{TARGET, check, check_except};
 
 /// A layout for the shortest rows, one with several warps to a row, and one for rows of any length.
 fn layouts(vectors: &[RowLayout]) -> Vec<RowLayout> {
@@ -178,6 +179,18 @@ fn defects_of_cross_entropy_are_noticed() {
     let backward = [1, 2, 3, 6, 7, 130, 4096, 256, 512, 768, 1024, 2048, 3072];
     let of = |i: usize| CrossEntropyDesc { rows: 64, classes: backward[i], ..cross_entropy(i) };
     check(&all, |i| CrossEntropyBackwardDesc { forward: of(i) }.plan(TARGET).expect("plan"));
+}
+
+/// Products and losses have tests of their own.
+#[test]
+fn defects_of_linear_cross_entropy_are_noticed() {
+    let others = |name: &str| !name.starts_with("linear_cross_entropy");
+    check_except(others, &[5, 6, 1030], |rows| {
+        let target = if rows == 6 { DType::I32 } else { DType::I64 };
+        let desc = LinearCrossEntropyDesc::new(DType::F32, target, [rows, 4, 2]);
+        let desc = LinearCrossEntropyDesc { ignore_index: -1, bias: true, gradients: true, ..desc };
+        desc.plan(TARGET).expect("plan")
+    });
 }
 
 #[test]

@@ -24,6 +24,7 @@ use warpwright_ops::gemm::GemmDesc;
 use warpwright_ops::group_norm::{GroupNormBackwardDesc, GroupNormDesc, GroupShape};
 use warpwright_ops::grouped_gemm::GroupedGemmDesc;
 use warpwright_ops::layer_norm::{RowNorm, RowNormBackwardDesc, RowNormDesc};
+use warpwright_ops::linear_cross_entropy::LinearCrossEntropyDesc;
 use warpwright_ops::local_response_norm::{
     Coefficients, LocalResponseNormBackwardDesc, LocalResponseNormDesc,
 };
@@ -289,6 +290,10 @@ fn every_primitive() -> Vec<(String, Counters)> {
     add(to.op(), "forward", count(&to));
     let back = CrossEntropyBackwardDesc { forward }.plan(TARGET).expect("plan");
     add(back.op(), "backward", count(&back));
+    let loss = LinearCrossEntropyDesc::new(dtype, target, [64, 128, 256]);
+    add("linear_cross_entropy", "forward", count(&loss.plan(TARGET).expect("plan")));
+    let chunks = LinearCrossEntropyDesc { dtype: DType::BF16, chunk_rows: Some(32), gradients: true, ..loss };
+    add("linear_cross_entropy", "backward", count(&chunks.plan(TARGET).expect("plan")));
     let forward = EmbeddingDesc { dtype, index: DType::I32, num_embeddings: 600, dim: LEN / 512, count: 512 };
     let plan = forward.plan(TARGET).expect("plan");
     add(plan.op(), "forward", count(&plan));

@@ -17,6 +17,7 @@ mod gemm_f32;
 mod gradients;
 mod group_norm;
 mod grouped_gemm;
+mod linear_cross_entropy;
 mod null_device;
 mod optimizer;
 mod plans;

@@ -1,8 +1,7 @@
 //! Kernels of one tap without strides: their passes are products of matrices as they lie.
 
 use warpwright_dsl::Elem;
-use warpwright_dsl::args::Argument;
-use warpwright_ptx::{ArgValue, DType};
+use warpwright_ptx::DType;
 use warpwright_runtime::LaunchStep;
 
 use super::{Epilogue, Planner, Tensors};
@@ -12,38 +11,7 @@ use crate::conv::{Axis, Conv, Layout, Pass};
 use crate::gemm::epilogue::Program;
 use crate::gemm::{GemmArgs, GemmDesc, WIDE};
 use crate::plan::Operation;
-
-/// The argument that a kernel is given for a tensor.
-fn value_of(argument: &impl Argument) -> ArgValue {
-    let mut values = Vec::new();
-    argument.pass(&mut values);
-    // A pointer is one value.
-    values.pop().unwrap_or(ArgValue::Address(0))
-}
-
-/// `value`, of tensors of a product, with those of a convolution in their places.
-fn rebound(value: &ArgValue, tensors: &[(ArgValue, ArgValue)]) -> ArgValue {
-    let place = |slot: u32| {
-        let of = |value: &ArgValue| matches!(value, ArgValue::Slot { slot: known, .. } if *known == slot);
-        tensors.iter().find(|(product, _)| of(product)).map(|(_, own)| own.clone())
-    };
-    match value {
-        ArgValue::Slot { slot, offset } => match place(*slot) {
-            Some(ArgValue::Slot { slot, offset: begin }) => ArgValue::Slot { slot, offset: begin + offset },
-            Some(ArgValue::Address(address)) => ArgValue::Address(address + offset),
-            _ => value.clone(),
-        },
-        ArgValue::TensorMap { map, slot: Some(slot) } => match place(*slot) {
-            Some(ArgValue::Slot { slot, offset }) => {
-                let mut map = map.clone();
-                map.base += offset;
-                ArgValue::TensorMap { map, slot: Some(slot) }
-            }
-            _ => value.clone(),
-        },
-        _ => value.clone(),
-    }
-}
+use crate::plan::embedded::value_of;
 
 /// Channels and filters at least where a product of `f32` as pairs of `f16` takes less time than one of tiles that are copied.
 const LEAST_OF_PAIRS: usize = 512;
@@ -107,10 +75,6 @@ impl Planner<'_> {
     ) -> Result<Option<Vec<LaunchStep>>, PlanError> {
         let Some(desc) = self.product_of_matrices(pass, epilogue.1) else { return Ok(None) };
         let plan = desc.plan(self.target)?;
-        let variants = plan.variants();
-        let Some(variant) = (if self.wide { variants.first() } else { variants.last() }) else {
-            return Ok(None);
-        };
         let bytes = usize::try_from(plan.workspace_bytes()).unwrap_or(usize::MAX);
         let (at, _) = self.reserve(self.base, bytes)?;
         let (image, other) = (value_of(&tensors.image), value_of(&tensors.other));
@@ -125,10 +89,6 @@ impl Planner<'_> {
             (value_of(&Args::y.arg::<Elem>()), value_of(&tensors.y_at(0))),
             (value_of(&Args::workspace.arg::<Elem>()), value_of(&self.workspace.arg_at::<Elem>(at as u64))),
         ];
-        let own = |step: &LaunchStep| {
-            let args = step.args().iter().map(|value| rebound(value, &places)).collect();
-            step.clone().with_args(args)
-        };
-        Ok(Some(variant.steps.iter().map(own).collect()))
+        Ok(Some(plan.embedded(if self.wide { WIDE } else { 1 }, &places)))
     }
 }
