@@ -39,6 +39,8 @@ VARIANTS: dict[str, tuple[dict[str, Any] | None, str]] = {
     "eager": (None, ""),
     "patched": ({}, ""),
     "everything": ({"enable": "everything"}, ""),
+    # Of causal language models: the error is that of the loss.
+    "patched without logits": ({"enable": {"linear_cross_entropy"}}, ""),
     "graphs": (None, "graph"),
     "patched+graphs": ({}, "graph"),
     "compile": (None, "compile"),
@@ -61,6 +63,7 @@ class Step:
     def __init__(self, model: Model, module: Any, inputs: dict[str, Any]) -> None:
         self.model, self.module, self.inputs, self.called = model, module, inputs, module
         self.result: Any = None
+        self.loss: Any = None
 
     def __call__(self) -> None:
         import torch
@@ -73,7 +76,7 @@ class Step:
             result, loss = self.model.loss(self.called, self.inputs)
         if self.model.training:
             loss.backward()
-        self.result = result.detach()
+        self.result, self.loss = result.detach(), loss.detach()
 
     def gradients(self) -> list[Any]:
         return [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
@@ -166,7 +169,8 @@ def profile(run: Callable[[], None], wait: Callable[[], None]) -> dict[str, Any]
 def everything() -> list[str]:
     from warpwright.torch._patch import KINDS
 
-    return list(KINDS)
+    # Results without logits are no results to compare.
+    return [kind for kind in KINDS if kind != "linear_cross_entropy"]
 
 
 def run_variant(model: Model, variant: str, reference: Any, args: argparse.Namespace) -> dict[str, Any]:
@@ -185,7 +189,7 @@ def run_variant(model: Model, variant: str, reference: Any, args: argparse.Names
         import warpwright.torch as wt
         from warpwright.torch._patch import SOURCES
 
-        options = ours | ({"enable": everything()} if ours else {})
+        options = ours | ({"enable": everything()} if ours.get("enable") == "everything" else {})
         patched = wt.patch(step.module, emulator=not gpu, sources=(*SOURCES, "comparison"), **options)
         row["replaced"] = f"{len(patched.replaced)} of {len(patched.entries)}"
     if form.startswith("compile"):
@@ -199,8 +203,10 @@ def run_variant(model: Model, variant: str, reference: Any, args: argparse.Names
         run()
     wait()
     row["first_s"] = time.perf_counter() - began
-    row["error"] = distance([step.result], reference[:1])
-    row["gradient_error"] = distance(step.gradients(), reference[1:]) if model.training else None
+    # A loss without logits is the result.
+    alone = step.result.shape != reference[0].shape
+    row["error"] = distance([step.loss], reference[1:2]) if alone else distance([step.result], reference[:1])
+    row["gradient_error"] = distance(step.gradients(), reference[2:]) if model.training else None
     if ours is not None and not form:
         row["left"] = patched.left()
     row["ms"], row["spread_ms"] = milliseconds(run, wait, args.seconds, 1 if args.tiny else STEPS)
@@ -218,7 +224,7 @@ def run_model(model: Model, args: argparse.Namespace, write: Callable[[dict[str,
     step = made(model, args.tiny, args.device, exact=True)
     step()
     # Beside what is measured it takes no memory of the GPU.
-    reference = [t.cpu() for t in (step.result, *step.gradients())]
+    reference = [t.cpu() for t in (step.result, step.loss, *step.gradients())]
     del step
     for variant in args.variants:
         head = {"model": model.name, "dtype": model.factors, "training": model.training, "variant": variant}

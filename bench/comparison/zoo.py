@@ -33,7 +33,8 @@ class Model:
 
 def _language_model(module: Any, inputs: dict[str, Any]) -> Any:
     found = module(**inputs)
-    return found.logits, found.loss
+    # A loss without logits stands for them.
+    return found.loss if found.logits is None else found.logits, found.loss
 
 
 def _llama(tiny: bool) -> Any:

@@ -30,36 +30,52 @@ struct Started<'py> {
     desc: CrossEntropyDesc,
 }
 
-fn start<'py>(
-    op: &'static str,
-    [logits, target]: [&Object<'py>; 2],
-    o: &Options<'_, 'py>,
-) -> PyResult<Started<'py>> {
-    let py = logits.py();
-    let reduction = match o.reduction {
-        "none" => Reduction::None,
-        "mean" => Reduction::Mean,
-        "sum" => Reduction::Sum,
+/// The reduction of that name.
+pub(crate) fn reduction_of(py: Python<'_>, op: &'static str, name: &str) -> PyResult<Reduction> {
+    match name {
+        "none" => Ok(Reduction::None),
+        "mean" => Ok(Reduction::Mean),
+        "sum" => Ok(Reduction::Sum),
         other => {
             let expected = "'none', 'mean' or 'sum'";
             let message = format!("{op}: reduction is '{other}', expected {expected}");
             let problem = Problem::new(py, Class::Parameter, message).at(op, "reduction");
-            return Err(problem.mismatch(expected, other).into_err());
+            Err(problem.mismatch(expected, other).into_err())
         }
-    };
-    let (call, logits) = Call::new(op, ("logits", logits), o.stream)?;
-    let logits = call.row_major(logits)?;
-    let [rows, classes] = *logits.shape else {
-        return Err(error::shape(py, op, "logits", &[0, 0], &logits.shape));
-    };
+    }
+}
+
+/// The classes of rows; where they are known, each is a class or the one that is ignored.
+pub(crate) fn targets<'py>(
+    call: &Call<'py>,
+    target: &Object<'py>,
+    [rows, classes]: [usize; 2],
+    ignore_index: i64,
+) -> PyResult<Array<'py>> {
     let target = call.read(("target", target))?;
     target.expect_shape(&[rows])?;
     let target = call.row_major(target)?;
     if matches!(target.dtype, DType::I32 | DType::I64)
         && let Some(numbers) = known(&target, call.stream())?
     {
-        check_targets(&numbers, classes, o.ignore_index).map_err(|e| call.raise(e))?;
+        check_targets(&numbers, classes, ignore_index).map_err(|e| call.raise(e))?;
     }
+    Ok(target)
+}
+
+fn start<'py>(
+    op: &'static str,
+    [logits, target]: [&Object<'py>; 2],
+    o: &Options<'_, 'py>,
+) -> PyResult<Started<'py>> {
+    let py = logits.py();
+    let reduction = reduction_of(py, op, o.reduction)?;
+    let (call, logits) = Call::new(op, ("logits", logits), o.stream)?;
+    let logits = call.row_major(logits)?;
+    let [rows, classes] = *logits.shape else {
+        return Err(error::shape(py, op, "logits", &[0, 0], &logits.shape));
+    };
+    let target = targets(&call, target, [rows, classes], o.ignore_index)?;
     let desc = CrossEntropyDesc {
         dtype: logits.dtype,
         target: target.dtype,

@@ -18,7 +18,7 @@
 //! | `stable` | PyTorch's stable C interface |
 //! | `operators` `repeated` | operators of PyTorch's dispatcher without Python; direct calls of PyTorch that are repeated |
 //! | `images` `softmax` `matmul` `node` | the families, each of which turns keywords into a descriptor in one place |
-//! | `attention` `batch` `cast` `cross_entropy` `grouped` `groups` `local_response` `ops` `quantize` `recurrent` `rows` `scaled` | |
+//! | `attention` `batch` `cast` `cross_entropy` `grouped` `groups` `linear_cross_entropy` `local_response` `ops` `quantize` `recurrent` `rows` `scaled` | |
 //! | `causal_conv` `cells` `conv` `elementwise` `embedding` `optimizer` `parameter` `pool` `reduce` `resize` `rotary` `tensor_map` | |
 //! | `emulator` | `run` and `lint` |
 
@@ -48,6 +48,7 @@ mod indices;
 mod interrupt;
 mod layouts;
 mod library;
+mod linear_cross_entropy;
 mod local_response;
 mod many;
 mod matmul;
@@ -109,6 +110,8 @@ mod _native {
     use crate::groups::{group_norm, group_norm_backward, instance_norm, instance_norm_backward};
     #[pymodule_export]
     use crate::indices::validate_indices;
+    #[pymodule_export]
+    use crate::linear_cross_entropy::linear_cross_entropy;
     #[pymodule_export]
     use crate::local_response::{local_response_norm, local_response_norm_backward};
     #[pymodule_export]

@@ -47,9 +47,9 @@ def wide(inputs):
     return {name: t.double() if torch.is_tensor(t) and t.is_floating_point() else t for name, t in inputs.items()}
 
 
-def compare(model, inputs, read=lambda found: found, minimum=1, enable=EVERYTHING):
+def compare(model, inputs, read=lambda found: found, minimum=1, enable=EVERYTHING, training=False):
     """Patches a model, compares, and takes it back."""
-    model.train(False)
+    model.train(training)
     exact = step(copy.deepcopy(model).double(), wide(inputs), read)
     before = step(model, inputs, read)
     state, parameters = {k: v.clone() for k, v in model.state_dict().items()}, dict(model.named_parameters())
@@ -156,6 +156,38 @@ def test_the_loss_of_the_next_token():
     for more in ({}, {"num_items_in_batch": torch.tensor(7)}):
         patched = compare(model, {"input_ids": ids, "labels": labels, **more}, lambda found: found.loss[None] + 1, 3)
         assert "cross_entropy" in ran(patched)
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPT2"])
+@pytest.mark.parametrize("linear", [False, True])
+def test_the_loss_without_logits(name, linear):
+    transformers = library("transformers")
+    torch.manual_seed(5)
+    cls = {"Llama": "LlamaForCausalLM", "GPT2": "GPT2LMHeadModel"}[name]
+    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0} if name == "GPT2" else {}
+    model = getattr(transformers, cls)(getattr(transformers, f"{name}Config")(**SMALL, **dropout)).train()
+    ids = torch.randint(1, 23, (2, 6))
+    labels = ids.clone()
+    labels[0, :3] = -100
+    kinds = {"linear_cross_entropy"} | ({"linear"} if linear else set())
+    for more in ({}, {"num_items_in_batch": torch.tensor(7)}):
+        inputs = {"input_ids": ids, "labels": labels, **more}
+        patched = compare(model, inputs, lambda found: found.loss[None] + 1, 3, kinds, training=True)
+        assert "linear_cross_entropy" in ran(patched)
+    with wt.patch(model, enable=kinds, emulator=True):
+        for one in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert one(input_ids=ids, labels=labels).logits is None
+        assert model(input_ids=ids).logits.shape == (2, 6, 23)
+        model.eval()
+        assert model(input_ids=ids, labels=labels).logits.shape == (2, 6, 23)
+
+
+def test_logits_that_are_changed_before_the_loss():
+    transformers = library("transformers")
+    model = transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**SMALL, **GROUPED))
+    patched = wt.patch(model, enable={"linear_cross_entropy"}, emulator=True)
+    why = [entry.why for entry in patched.entries if entry.kind == "linear_cross_entropy"]
+    assert why == ["its logits are read by more than the loss"]
 
 
 IMAGES = {

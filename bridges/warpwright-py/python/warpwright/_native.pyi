@@ -625,6 +625,20 @@ def cross_entropy_backward(
     out: _Array | None = None,
     stream: _Stream | None = None,
 ) -> _A: ...
+def linear_cross_entropy(
+    x: _A,
+    weight: _Array,
+    target: _Array,
+    bias: _Array | None = None,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+    gradients: bool = False,
+    chunk_rows: int | None = None,
+    out: _Array | _Arrays | None = None,
+    stream: _Stream | None = None,
+) -> Any: ...
 
 # With statistics or a residual the result is a tuple.
 

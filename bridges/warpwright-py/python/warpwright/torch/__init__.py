@@ -23,6 +23,7 @@ from ._embedding import embedding
 from ._graphs import graphed
 from ._grouped import grouped_mm
 from ._groups import group_norm, instance_norm
+from ._linear_cross_entropy import linear_cross_entropy
 from ._local_response import local_response_norm
 from ._matmul import addmm, baddbmm, int_mm, linear, matmul, scaled_mm
 from ._operators import (
@@ -119,6 +120,7 @@ __all__ = [
     "layer_norm",
     "leaky_relu",
     "linear",
+    "linear_cross_entropy",
     "local_response_norm",
     "log_softmax",
     "lstm",

@@ -8,11 +8,17 @@ import torch
 
 from .._errors import ArgumentError, ParameterError
 from . import _patch_libraries as libraries
+from . import _patch_losses as losses
 from ._patch_blocks import Block, block_class, kinds_of
 from ._patch_graphs import Captured, captured_class, graphs_of, uncapture
 from ._patch_modules import RECIPES, Recipe, Replaced, Replacement, base_of, recipe_of, replaced_class
 
-KINDS = tuple(sorted({recipe.kind for recipe in RECIPES.values()} | {"attention", "attention_mask", "fused", "packed_attention"}))
+KINDS = tuple(
+    sorted(
+        {recipe.kind for recipe in RECIPES.values()}
+        | {"attention", "attention_mask", "fused", "linear_cross_entropy", "packed_attention"}
+    )
+)
 _BLOCKS_OF_TORCH = (torch.nn.Sequential, torch.nn.TransformerEncoderLayer, torch.nn.TransformerDecoderLayer)
 SOURCES = ("transformers", "diffusers", "timm", "torchvision")
 
@@ -307,19 +313,45 @@ def _replace_losses(patched: Patched, choice: _Choice) -> None:
         # Without a name it is this one, too.
         causal = named == "ForCausalLM" or (named is None and type(model).__name__.endswith("LMHeadModel"))
         theirs = getattr(model, "loss_function", None) if causal else None
-        if theirs is None or isinstance(theirs, libraries.CausalLoss):
+        if theirs is None or isinstance(theirs, losses.CausalLoss):
             continue
         cls = type(model)
         if "_loss_function" in model.__dict__:
             patched.entries.append(Entry(name, cls.__name__, "cross_entropy", "has a loss function of its own"))
             continue
+        if "linear_cross_entropy" in choice.enable and _leave_logits_out(patched, name, model, choice, theirs):
+            continue
         if choice.names(choice.disable, cls, "cross_entropy"):
             patched.entries.append(Entry(name, cls.__name__, "cross_entropy", "disabled"))
             continue
         replacement = choice.replacement(cls, "cross_entropy")
-        model._loss_function = libraries.CausalLoss(replacement, theirs)
+        model._loss_function = losses.CausalLoss(replacement, theirs)
         patched._back.append(lambda model=model: model.__dict__.pop("_loss_function"))
         patched.entries.append(Entry(name, cls.__name__, "cross_entropy", replacement=replacement))
+
+
+def _leave_logits_out(patched: Patched, name: str, model: Any, choice: _Choice, theirs: Any) -> bool:
+    """Has the loss of a model made from the input of its last layer."""
+    cls = type(model)
+    why = losses.refusal(model)
+    if why is not None:
+        patched.entries.append(Entry(name, cls.__name__, "linear_cross_entropy", why))
+        return False
+    replacement = choice.replacement(cls, "linear_cross_entropy")
+    head, of_head, ours = model.lm_head, type(model.lm_head), losses.model_class(cls)
+    passing = losses.head_class(of_head)
+    head.__class__, head._warpwright_passes, model.__class__ = passing, False, ours
+    model._loss_function = losses.HeadLoss(replacement, theirs, head)
+    patched._checks[id(model)] = lambda: _expect_class(name, model, ours)
+    patched._checks[id(head)] = lambda: _expect_class(f"{name}.lm_head".strip("."), head, passing)
+    patched.entries.append(Entry(name, cls.__name__, "linear_cross_entropy", replacement=replacement))
+
+    def back() -> None:
+        head.__class__, model.__class__ = of_head, cls
+        del head._warpwright_passes, model._loss_function
+
+    patched._back.append(back)
+    return True
 
 
 def patch(
@@ -339,7 +371,8 @@ def patch(
     that was there. A module that has a forward of its own is left alone. A call that our operator does not take is PyTorch's: tensors on the
     CPU, types that are none of float32, float64, float16 and bfloat16, options without a counterpart.
 
-    enable: kinds or classes that are to be replaced where they are slower, too. disable: kinds or classes to leave. Kinds are those of
+    enable: kinds or classes that are to be replaced where they are slower, too; and "linear_cross_entropy", which has causal language
+    models of transformers make no logits in training where labels are given: those of the output are None then. disable: kinds or classes to leave. Kinds are those of
     `Patched.report()`. strict: what our operator refuses is an error. emulator: tensors on the CPU go to the emulator, which is for
     tests. graphs: calls of the model that record no gradient are captured in CUDA graphs and replayed, as `graphed` does, while hooks of
     its modules run only where they are captured; a training step is captured as a whole by `graphed(step)`. sources: packages whose blocks

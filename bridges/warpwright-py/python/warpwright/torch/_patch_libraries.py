@@ -12,7 +12,6 @@ from torch import Tensor
 
 from . import _operators, _rows
 from ._attention import attention, attention_qkvpacked
-from ._cross_entropy import cross_entropy
 from ._patch_attention import of_views
 from ._patch_modules import FINDERS, Recipe, Replacement, _batch_norm, _unlike
 from ._patch_rules import RULES, Rule, attention_reason, attention_refusal, packed_attention_reason
@@ -223,38 +222,3 @@ def models(model: Any) -> List[Any]:
     """Those modules that are models of transformers."""
     library = sys.modules.get("transformers.modeling_utils")
     return [] if library is None else [(n, m) for n, m in model.named_modules() if isinstance(m, library.PreTrainedModel)]
-
-
-class CausalLoss:
-    """The loss of the next token, as transformers' `ForCausalLMLoss`."""
-
-    def __init__(self, replacement: Replacement, theirs: Callable[..., Tensor]) -> None:
-        self.replacement, self.theirs = replacement, theirs
-
-    def __call__(
-        self,
-        logits: Tensor,
-        labels: Any,
-        vocab_size: int,
-        num_items_in_batch: Any = None,
-        ignore_index: int = -100,
-        shift_labels: Optional[Tensor] = None,
-        **options: Any,
-    ) -> Tensor:
-        def ours() -> Tensor:
-            target = shift_labels
-            if target is None:
-                target = torch.nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
-            # The loss in 32 bits, whatever the logits.
-            rows, target = logits.float().view(-1, vocab_size), target.reshape(-1).to(logits.device)
-            reduction = "mean" if num_items_in_batch is None else "sum"
-            loss = cross_entropy(rows, target, ignore_index=ignore_index, reduction=reduction)
-            if num_items_in_batch is None:
-                return loss
-            items = num_items_in_batch
-            return loss / (items.to(loss.device) if isinstance(items, Tensor) else items)
-
-        def theirs() -> Tensor:
-            return self.theirs(logits, labels, vocab_size, num_items_in_batch, ignore_index, shift_labels, **options)
-
-        return self.replacement.run(ours, theirs, self, logits, None)
