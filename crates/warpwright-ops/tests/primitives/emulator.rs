@@ -6,10 +6,6 @@ use warpwright_testkit::Scope;
 
 use crate::suite::{self, Sample};
 
-/// Targets whose kernels differ from those of the newest data-center GPU: no `.NaN` on `min` and `max` and no bf16
-/// conversions on the oldest, no warpgroups and no clusters on any.
-const OTHERS: [u32; 3] = [75, 80, 120];
-
 fn device(sm: u32) -> Device {
     let config = EmulatorConfig { target: Target::sm(sm), ..EmulatorConfig::default() };
     assert_eq!(config.sanitizers, Sanitizers::all());
@@ -22,11 +18,27 @@ fn a_sample_of_cases() {
     suite::run(&device(90), Scope::Quick, Sample::OfLong(8));
 }
 
+/// Of targets whose kernels differ from those of the newest data-center GPU.
+fn a_sample_for(sm: u32) {
+    suite::run(&device(sm), Scope::Quick, Sample::OfEach(16));
+}
+
+/// No `.NaN` on `min` and `max`, and no bf16 conversions.
 #[test]
-fn a_sample_of_cases_for_other_targets() {
-    for sm in OTHERS {
-        suite::run(&device(sm), Scope::Quick, Sample::OfEach(16));
-    }
+fn a_sample_of_cases_for_sm_75() {
+    a_sample_for(75);
+}
+
+/// No warpgroups and no clusters.
+#[test]
+fn a_sample_of_cases_for_sm_80() {
+    a_sample_for(80);
+}
+
+/// The same with the newest instructions beside them.
+#[test]
+fn a_sample_of_cases_for_sm_120() {
+    a_sample_for(120);
 }
 
 #[test]
@@ -38,7 +50,7 @@ fn every_case() {
 #[test]
 #[ignore = "nightly: cases"]
 fn every_kind_of_case_for_other_targets() {
-    for sm in OTHERS {
+    for sm in [75, 80, 120] {
         suite::run(&device(sm), Scope::Quick, Sample::All);
     }
 }

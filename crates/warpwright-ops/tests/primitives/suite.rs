@@ -22,13 +22,14 @@ pub(crate) enum Sample {
 }
 
 /// The operations whose cases take nearly all of the time.
-const LONG: [&str; 11] = [
+const LONG: [&str; 12] = [
     "attention",
     "conv",
     "gemm",
     "grouped_gemm",
     "gru",
     "k_grouped_gemm",
+    "linear_cross_entropy",
     "lstm",
     "rnn",
     "scaled_gemm_e4m3",
