@@ -605,13 +605,24 @@ pub fn cover(op: &'static str, len: usize, per_block: u32) -> Result<Option<[u32
     }
 }
 
+/// Recorded kernels by target and name.
+static KERNELS: OnceLock<Mutex<HashMap<Target, HashMap<String, Kernel>>>> = OnceLock::new();
+
+/// Forgets the kernels of a target; plans keep theirs.
+pub(crate) fn forget(target: Target) {
+    if let Some(kernels) = KERNELS.get() {
+        let forgotten = lock(kernels).remove(&target);
+        // Outside the lock: there may be gigabytes.
+        drop(forgotten);
+    }
+}
+
 /// Records a kernel, or returns the one that was recorded before under the same name for the same target: the name of
 /// a kernel says everything that its code depends on.
 ///
 /// # Errors
 /// [`PlanError::Build`] if the kernel does not record; a defect of the operation.
 pub fn recorded<D: KernelDef>(op: &'static str, def: &D, target: Target) -> Result<Kernel, PlanError> {
-    static KERNELS: OnceLock<Mutex<HashMap<Target, HashMap<String, Kernel>>>> = OnceLock::new();
     let kernels = KERNELS.get_or_init(Mutex::default);
     let spec = def.spec();
     if let Some(kernel) = lock(kernels).get(&target).and_then(|of_target| of_target.get(&spec.name)) {

@@ -11,7 +11,9 @@ pub use options::{
     Taken, Transpose,
 };
 pub(crate) use request::{Asked, distinct};
-pub use request::{Planned, Request, RequestError, entry, kernels, kernels_of, options_of, plan_named};
+pub use request::{
+    Planned, Request, RequestError, entry, forget_kernels, kernels, kernels_of, options_of, plan_named,
+};
 
 use crate::PlanError;
 

@@ -171,6 +171,12 @@ pub fn kernels(
     (family.kernels)(&entry, dtype, target)
 }
 
+/// Frees the memory of kernels that were recorded for a target; plans keep theirs. For whoever goes through
+/// [`kernels`] of several targets.
+pub fn forget_kernels(target: Target) {
+    crate::plan::forget(target);
+}
+
 /// Plans a primitive by its name.
 ///
 /// # Errors
