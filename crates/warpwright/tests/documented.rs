@@ -131,6 +131,10 @@ fn every_operation_has_its_functions() {
             ("grouped_gemm", _) => "grouped_matmul".to_owned(),
             ("k_grouped_gemm", _) => "grouped_matmul_k".to_owned(),
             (op, _) if op.starts_with("scaled_gemm_") => "scaled_matmul".to_owned(),
+            // The gradients are made together with the loss.
+            ("linear_cross_entropy", warpwright::Direction::Backward) => {
+                "linear_cross_entropy_with_gradients".to_owned()
+            }
             // One function for all schemes.
             (op, _) if op.starts_with("quantize_") => "quantize".to_owned(),
             (op, _) if op.starts_with("dequantize_") => "dequantize".to_owned(),
