@@ -48,6 +48,7 @@
 
 pub mod args;
 mod block;
+mod bulk;
 pub mod cells;
 pub mod channels;
 mod cluster;
@@ -89,6 +90,7 @@ mod warp;
 
 pub use args::{DTypes, In, InOut, KernelArgs, Optional, OptionalParam, Out, Strided, StridedPtr};
 pub use block::{block_inclusive_sum, block_reduce};
+pub use bulk::Turn;
 pub use channels::{ChannelSizes, ChannelSizesArgs, ChannelWalk};
 pub use cluster::{AllGather, cluster_reduce};
 pub use columns::ColumnTile;

@@ -1,5 +1,5 @@
 //! Pipelines of tiles in shared memory between one thread that starts copies (the producer) and warps that use what they bring
-//! (the consumers), in the words of CUTLASS's `PipelineTmaAsync`.
+//! (the consumers), in the words of CUTLASS's `PipelineTmaAsync`; or between warps that store and who uses that (`PipelineAsync`).
 //!
 //! Each stage has two barriers: `full`, which counts the bytes of its copies, and `empty`, at which every consuming warp arrives
 //! when it has used the stage.
@@ -7,7 +7,7 @@
 use crate::context::K;
 use crate::flow::{Carry, RawReg, RawRegs};
 use crate::mbarrier::{Mbarrier, Mbarriers};
-use crate::reg::U32;
+use crate::reg::{Source, U32};
 
 /// The barriers of a pipeline; made by [`K::pipeline`].
 #[derive(Clone, Copy, Debug)]
@@ -61,6 +61,22 @@ impl<'k> Pipeline<'k> {
         }
     }
 
+    /// The same for a pipeline that warps fill: `producers` arrivals [commit](Self::producer_commit) a stage, `consumers` give it back.
+    /// For one thread.
+    #[track_caller]
+    pub fn init_for(self, producers: u32, consumers: u32) {
+        for stage in 0..self.stages {
+            self.full.at(stage).init(producers);
+            self.empty.at(stage).init(consumers);
+        }
+    }
+
+    /// The pipeline of `stages` of these stages, from stage `first` on.
+    #[track_caller]
+    pub fn part(self, first: impl Source<'k, u32> + Copy, stages: u32) -> Self {
+        Self { full: self.full.from(first), empty: self.empty.from(first), stages }
+    }
+
     /// The same for a pipeline whose stages receive copies of all blocks of the cluster: `warps` warps of each of them use a stage of
     /// this block or hold one of their own that this block's copies fill. For one thread.
     #[track_caller]
@@ -95,7 +111,20 @@ impl<'k> Pipeline<'k> {
         full
     }
 
-    /// Waits until the copies to the stage have arrived.
+    /// Waits until the stage is empty. For every thread that fills it.
+    #[track_caller]
+    pub fn producer_wait(self, state: PipelineState<'k>) {
+        self.empty.at(state.stage).wait(state.parity ^ 1);
+    }
+
+    /// Hands on a stage that a warp has filled with stores; for copies to read them, its lanes have
+    /// [fenced](K::fence_shared_copies) them and met. For one lane of each producing warp.
+    #[track_caller]
+    pub fn producer_commit(self, state: PipelineState<'k>) {
+        self.full.at(state.stage).arrive();
+    }
+
+    /// Waits until the copies to the stage have arrived, or the stores.
     #[track_caller]
     pub fn consumer_wait(self, state: PipelineState<'k>) {
         self.full.at(state.stage).wait(state.parity);

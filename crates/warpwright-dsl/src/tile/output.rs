@@ -1,14 +1,16 @@
 //! Panels of results in shared memory, which tensor copies store to global memory while the threads go on.
 
 use warpwright_ptx::{
-    Address, DType, Inst, MatrixElement, MatrixShape, MatrixTiles, StateSpace, TensorFill, TensorInterleave,
-    TensorMap, TensorMode, TensorSwizzle,
+    Address, DType, Inst, MatrixElement, MatrixShape, MatrixTiles, Operand, StateSpace, TensorFill,
+    TensorInterleave, TensorMap, TensorMode, TensorSwizzle,
 };
 
+use crate::error::IssueKind;
 use crate::lanes::Lanes;
 use crate::reg::{F32, U32};
 
-use super::shared::{SharedTile, TileLayout};
+use super::shared::{Major, SharedTile, TileLayout};
+use super::wgmma::PanelTile;
 
 /// Bytes of a row of a panel: what the swizzle permutes.
 const ROW_BYTES: u32 = 128;
@@ -71,17 +73,7 @@ impl OutputPanel {
                         block.chunks_exact(2).map(|pair| pair[0].pack_with(pair[1], self.dtype).as_operand());
                     let srcs = srcs.collect();
                     let place = at + (piece ^ (2 * i)) * PIECE;
-                    k.emit(Inst::StMatrix {
-                        tiles: MatrixTiles {
-                            shape: MatrixShape::M8N8,
-                            count: 4,
-                            transposed: false,
-                            element: MatrixElement::B16,
-                        },
-                        space: StateSpace::Shared,
-                        addr: Address::reg(place.id(), 0),
-                        srcs,
-                    });
+                    store_matrices(place, 0, false, srcs);
                 }
                 return;
             }
@@ -98,4 +90,51 @@ impl OutputPanel {
     pub fn tile(self, at: U32<'_>) -> SharedTile<'_> {
         at.k().tile_from(at, TileLayout::new(self.dtype, Self::ROWS, self.cols()))
     }
+}
+
+impl PanelTile {
+    /// Where the lane stores in [`put_transposed`](Self::put_transposed), in the tile at `to`: sums of the warpgroup with number
+    /// `group` are its depths from `64 group` on.
+    #[track_caller]
+    pub fn transposed_place<'k>(self, to: U32<'k>, group: U32<'k>) -> U32<'k> {
+        let k = to.k();
+        k.on_behalf(|| {
+            // Each lane names a row of one of the four matrices of 8 x 8 that are stored together: two of each of two rows of pieces.
+            let (lane, warp) = (k.lane_idx(), k.warp_idx() & 3);
+            let row = (lane >> 4) * 8 + (lane & 7);
+            let piece = (warp * 2 + (lane >> 3 & 1)) ^ (lane & 7);
+            let panel = group.mul_add(self.outer * ROW_BYTES, to);
+            row.mul_add(ROW_BYTES, panel) + piece * PIECE
+        })
+    }
+
+    /// Stores a warpgroup's values transposed: words as [`packed`](super::WarpgroupSums::packed) gives them, whose columns are the outer index of
+    /// the tile, a multiple of 16, and whose 64 rows are part of the common one. `place` is the lane's
+    /// [place](Self::transposed_place); the tile is [`Major::K`], of 16-bit elements. [`K::fence_shared_copies`](crate::K::fence_shared_copies) and
+    /// a barrier follow before it is multiplied.
+    #[track_caller]
+    pub fn put_transposed(self, place: U32<'_>, words: &[U32<'_>]) {
+        let k = place.k();
+        k.on_behalf(|| {
+            let wanted = (self.outer / 4) as usize;
+            if words.len() != wanted || self.major != Major::K {
+                k.issue(IssueKind::Shape { what: "a transposed tile", left: wanted, right: words.len() });
+            }
+            for (block, words) in (0..).zip(words.chunks_exact(4)) {
+                let srcs = words.iter().map(|word| word.as_operand()).collect();
+                store_matrices(place, block * 16 * i64::from(ROW_BYTES), true, srcs);
+            }
+        });
+    }
+}
+
+/// Stores four matrices of 8 x 8 elements of 16 bits; each lane has an address of a row.
+#[track_caller]
+fn store_matrices(at: U32<'_>, offset: i64, transposed: bool, srcs: Vec<Operand>) {
+    at.k().emit(Inst::StMatrix {
+        tiles: MatrixTiles { shape: MatrixShape::M8N8, count: 4, transposed, element: MatrixElement::B16 },
+        space: StateSpace::Shared,
+        addr: Address::reg(at.id(), offset),
+        srcs,
+    });
 }

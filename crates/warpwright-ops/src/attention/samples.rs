@@ -6,7 +6,7 @@ use warpwright_ptx::{DType, Target};
 use super::kernels::decode::combine::Combine;
 use super::kernels::forward::Forward;
 use super::kernels::{backward, bias_gradient};
-use super::plan::{decode, split_f16, wgmma};
+use super::plan::{decode, fused, split_f16, wgmma};
 use super::score::ScoreKind;
 use super::tuning::{Config, Simt, Wgmma, Work};
 use super::{AlibiSlopes, AttentionBackwardDesc, AttentionDesc, AttentionOptions, OP, Packed, Paged, tuning};
@@ -147,6 +147,7 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
     }
     if entry.direction == Direction::Backward {
         out.extend(wgmma::backward_kernels(dtype, target)?);
+        out.extend(fused::kernels(dtype, target)?);
         for vector in tuning::vectors(dtype) {
             for width in tuning::TILE_WIDTHS {
                 let def = backward::Delta { dtype, vector: *vector, width };

@@ -4,7 +4,9 @@ use warpwright_dsl::prelude::*;
 use warpwright_ptx::isa::DeviceLimits;
 
 use super::kernels::simt::LANES;
-pub use super::kernels::{DecodeMma, DecodeTma, Mma, Simt, SplitF16, Wgmma, WgmmaSweep, WgmmaSweeps};
+pub use super::kernels::{
+    DecodeMma, DecodeTma, Mma, Simt, SplitF16, Wgmma, WgmmaFused, WgmmaSweep, WgmmaSweeps,
+};
 pub use super::layout::{BlockLayout, BlockShape, DecodeLayout};
 pub use super::score::ScoreKind;
 
@@ -467,6 +469,59 @@ pub fn wgmma_sweeps(dtype: DType, target: Target, width: usize) -> Option<WgmmaS
         _ => WgmmaSweeps { queries: of(32, 6, 256), keys: of(32, 6, 256), values: Some(of(32, 8, 256)) },
     };
     (halves && target.sm == 90).then_some(choice)
+}
+
+/// Layouts of the kernel for all gradients at once, for head dimensions up to `width`, the one that is chosen first; for comparisons.
+pub fn wgmma_fused_layouts(width: usize) -> Vec<WgmmaFused> {
+    let of = |columns, tiles, width, ds_buffers, dq_buffers, ahead| WgmmaFused {
+        columns,
+        tiles,
+        width,
+        ds_buffers,
+        dq_buffers,
+        ahead,
+    };
+    match width {
+        ..=64 => vec![
+            of(128, 4, 64, 1, 1, false),
+            of(128, 4, 64, 2, 1, false),
+            of(128, 4, 64, 1, 2, false),
+            of(64, 6, 64, 2, 2, false),
+            of(64, 6, 64, 2, 2, true),
+            of(96, 4, 64, 2, 2, false),
+        ],
+        65..=128 => vec![
+            of(64, 4, 128, 2, 1, false),
+            of(64, 4, 128, 1, 1, false),
+            of(64, 4, 128, 1, 2, false),
+            of(64, 4, 128, 2, 1, true),
+            of(64, 4, 128, 1, 2, true),
+            of(80, 4, 128, 1, 1, false),
+        ],
+        _ => Vec::new(),
+    }
+}
+
+/// The layout of the kernel for all gradients at once, `None` where the sweeps are faster.
+pub fn wgmma_fused(width: usize, queries: u32) -> Option<WgmmaFused> {
+    let enough = queries >= ENOUGH_QUERIES_FUSED;
+    wgmma_fused_layouts(width).first().copied().filter(|_| enough)
+}
+
+/// From here on, queries are enough for one sweep.
+pub const ENOUGH_QUERIES_FUSED: u32 = 512;
+
+/// Bytes of queries, of gradients of the result and of sums that heads side by side in the grid's order may have: about half of what the
+/// L2 cache of sm_90 holds.
+const HEADS_BYTES: u64 = 24 << 20;
+
+/// How many heads of keys are side by side in the order of the blocks of the kernel for all gradients at once: a power of two that divides
+/// `heads`. The more there are, the fewer blocks of one head begin together, of which each waits for the one before; and the more
+/// queries are in use at once.
+pub fn heads_at_once(heads: u32, group: u32, queries: u32, width: u32) -> u32 {
+    let bytes = u64::from(group) * u64::from(queries.max(1)) * u64::from(width) * 8;
+    let most = u32::try_from(HEADS_BYTES / bytes.max(1)).unwrap_or(u32::MAX).clamp(1, 32);
+    (1 << most.ilog2()).min(1 << heads.trailing_zeros().min(31))
 }
 
 /// The configurations for a problem, best first; the last one takes any tensor whose elements are aligned. Elements of a

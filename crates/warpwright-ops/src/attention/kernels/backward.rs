@@ -54,7 +54,7 @@ pub(in crate::attention) struct Delta {
 }
 
 impl Delta {
-    const THREADS: u32 = 256;
+    pub(super) const THREADS: u32 = 256;
     /// Accesses of a thread to each tensor at once, about.
     const IN_FLIGHT: u32 = 4;
 

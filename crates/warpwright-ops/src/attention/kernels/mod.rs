@@ -18,4 +18,4 @@ pub use decode::DecodeTma;
 pub use mma::{DecodeMma, Mma};
 pub use simt::Simt;
 pub use split_f16::SplitF16;
-pub use wgmma::{Wgmma, WgmmaSweep, WgmmaSweeps};
+pub use wgmma::{Wgmma, WgmmaFused, WgmmaSweep, WgmmaSweeps};

@@ -46,7 +46,8 @@ impl AttentionBackwardDesc {
         ])?;
         options::check_outputs(&outputs)?;
         let (dtype, statistics) = (desc.dtype, statistics_type(desc.dtype));
-        let groups = self.wgmma(&c, target, algorithm)?;
+        let fused = self.fused(&c, target, algorithm)?;
+        let groups = if fused.is_some() { None } else { self.wgmma(&c, target, algorithm)? };
         let workspace = match groups {
             Some(_) => 2 * c.batch as usize * c.heads as usize * wgmma::pitch(&c) as usize,
             None => 2 * desc.rows(),
@@ -65,15 +66,17 @@ impl AttentionBackwardDesc {
             Some(pairs) => before + Self::split_f16_bytes(&c, pairs),
             None => workspace_bytes,
         };
+        let workspace_bytes = match fused {
+            Some(config) => Self::fused_bytes(&c, config).max(workspace_bytes),
+            None => workspace_bytes,
+        };
         let tensors = self.tensors(&c, workspace_bytes);
         let layouts = [desc.q, desc.k, desc.v, desc.o, *dy, *dq, *dk, *dv];
         let [of_queries, of_keys, of_bias] = match algorithm {
             Some(BackwardAlgorithm::Blocks { queries, keys }) => {
                 [queries, keys, queries].map(|config| vec![config])
             }
-            Some(BackwardAlgorithm::Wgmma(_) | BackwardAlgorithm::SplitF16 { .. }) => {
-                [const { Vec::new() }; 3]
-            }
+            Some(_) => [const { Vec::new() }; 3],
             None => [
                 c.configs(dtype, Work::Queries, target, &layouts)?,
                 c.configs(dtype, Work::KeysAndValues, target, &layouts)?,
@@ -81,6 +84,9 @@ impl AttentionBackwardDesc {
             ],
         };
         let mut variants = Vec::new();
+        if let Some(config) = fused {
+            variants.push(Variant { alignment: 16, steps: self.fused_steps(&c, target, config)? });
+        }
         if let Some(configs) = groups {
             variants.push(Variant { alignment: 16, steps: self.wgmma_steps(&c, target, configs)? });
         }
@@ -249,6 +255,18 @@ impl AttentionBackwardDesc {
         vector: u32,
         places: &PlaceArgs,
     ) -> Result<Option<LaunchStep>, PlanError> {
+        let Some((def, grid, args)) = self.delta_launch(c, vector, places)? else { return Ok(None) };
+        let kernel = plan::recorded(OP, &def, target)?;
+        Ok(Some(LaunchStep::new(kernel, grid, args.values())))
+    }
+
+    /// Their kernel, grid and arguments; `None` if there are no queries.
+    pub(super) fn delta_launch(
+        &self,
+        c: &Common,
+        vector: u32,
+        places: &PlaceArgs,
+    ) -> Result<Option<(Delta, [u32; 3], DeltaArgs)>, PlanError> {
         let desc = &self.forward;
         let width = tuning::tile_width(c.value_width as usize).unwrap_or(tuning::MAX_WIDTH as u32);
         let def = Delta { dtype: desc.dtype, vector, width };
@@ -267,7 +285,6 @@ impl AttentionBackwardDesc {
             width: c.value_width,
             places: places.clone(),
         };
-        let kernel = plan::recorded(OP, &def, target)?;
-        Ok(Some(LaunchStep::new(kernel, grid, args.values())))
+        Ok(Some((def, grid, args)))
     }
 }

@@ -3,6 +3,7 @@
 mod backward;
 pub(super) mod decode;
 mod forward;
+pub(super) mod fused;
 pub(super) mod split_f16;
 pub(super) mod wgmma;
 
@@ -11,7 +12,7 @@ use warpwright_ptx::{ArgValue, DType, Target};
 use warpwright_runtime::LaunchStep;
 
 use super::options::Common;
-use super::tuning::{Config, DecodeConfig, Mma, Simt, SplitF16, Wgmma, WgmmaSweeps, Work};
+use super::tuning::{Config, DecodeConfig, Mma, Simt, SplitF16, Wgmma, WgmmaFused, WgmmaSweeps, Work};
 use super::{AlibiSlopes, AttentionDesc, AttentionInputs, AttentionOptions, OP};
 use crate::PlanError;
 use crate::plan;
@@ -61,8 +62,10 @@ pub enum BackwardAlgorithm {
         /// For those of keys and values.
         keys: Config,
     },
-    /// Tensor cores of sm_90a, by warpgroups.
+    /// Tensor cores of sm_90a, by warpgroups: a sweep for the gradients of queries, and one or two for those of keys and values.
     Wgmma(WgmmaSweeps),
+    /// The same, all gradients in one sweep: blocks add up those of queries in the workspace, in a fixed order.
+    WgmmaFused(WgmmaFused),
     /// Tensor cores, `f32` as sums of two `f16`; each with the layout for tiles whose numbers do not suit that.
     SplitF16 {
         /// For the gradients of queries.

@@ -105,7 +105,7 @@ pub(in crate::attention) fn kernel(
 }
 
 /// Numbers of queries, `pitch` of one kind after the other: the two kinds of `columns` queries. Coordinates: query, kind.
-fn statistics(tensor: &In<Elem>, [queries, kinds, pitch]: [u64; 3], columns: u32) -> TensorMapArg {
+pub(super) fn statistics(tensor: &In<Elem>, [queries, kinds, pitch]: [u64; 3], columns: u32) -> TensorMapArg {
     let map = TensorMap {
         base: 0,
         element: TensorElement::F32,
@@ -142,17 +142,13 @@ impl AttentionBackwardDesc {
         target: Target,
         algorithm: Option<BackwardAlgorithm>,
     ) -> Result<Option<WgmmaSweeps>, PlanError> {
-        let desc = &self.forward;
-        let all = [desc.q, desc.k, desc.v, desc.o, self.dy, self.dq, self.dk, self.dv];
-        let halves = matches!(desc.dtype, DType::F16 | DType::BF16) && target.sm == 90;
-        let fits = halves
-            && reach(&[desc.q, desc.k, desc.v, self.dy])
-            && options::granularity(&all) >= 8
-            && has_kind(c.kind)
-            && !self.dbias
-            && u64::from(c.batch) * u64::from(c.heads) * 2 < MAX_KINDS;
+        let (desc, fits) = (&self.forward, self.suits_wgmma(c, target));
         match algorithm {
-            Some(BackwardAlgorithm::Blocks { .. } | BackwardAlgorithm::SplitF16 { .. }) => Ok(None),
+            Some(
+                BackwardAlgorithm::Blocks { .. }
+                | BackwardAlgorithm::WgmmaFused(_)
+                | BackwardAlgorithm::SplitF16 { .. },
+            ) => Ok(None),
             Some(BackwardAlgorithm::Wgmma(sweeps)) => {
                 let fit =
                     sweeps.each().iter().all(|(work, config)| config.fits(*work, desc.dtype, c.widest()));
@@ -166,6 +162,19 @@ impl AttentionBackwardDesc {
             None if fits => Ok(tuning::wgmma_sweeps(desc.dtype, target, c.widest())),
             None => Ok(None),
         }
+    }
+
+    /// Whether kernels with `wgmma` take the problem.
+    pub(super) fn suits_wgmma(&self, c: &Common, target: Target) -> bool {
+        let desc = &self.forward;
+        let all = [desc.q, desc.k, desc.v, desc.o, self.dy, self.dq, self.dk, self.dv];
+        let halves = matches!(desc.dtype, DType::F16 | DType::BF16) && target.sm == 90;
+        halves
+            && reach(&[desc.q, desc.k, desc.v, self.dy])
+            && options::granularity(&all) >= 8
+            && has_kind(c.kind)
+            && !self.dbias
+            && u64::from(c.batch) * u64::from(c.heads) * 2 < MAX_KINDS
     }
 
     pub(in crate::attention) fn wgmma_steps(
@@ -245,13 +254,26 @@ fn sweep(
     recorded(&WgmmaBackward { work, dtype, kind, config }, target)
 }
 
+/// Modifications of the scores that the gradients are recorded with: none, one, and all.
+pub(super) const KINDS: [ScoreKind; 3] = {
+    let plain = ScoreKind {
+        band: false,
+        softcap: false,
+        bias: false,
+        alibi: false,
+        lengths: false,
+        packed: false,
+        dropout: false,
+    };
+    [plain, ScoreKind { band: true, ..plain }, ScoreKind { band: true, lengths: true, ..plain }]
+};
+
 /// Every kernel that tuning can choose.
 pub(in crate::attention) fn backward_kernels(dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
     let mut out = Vec::new();
     for width in [64, 128, 256] {
         let Some(sweeps) = tuning::wgmma_sweeps(dtype, target, width) else { continue };
-        for (band, lengths) in [(false, false), (true, false), (true, true)] {
-            let kind = ScoreKind { band, lengths, ..ScoreKind::default() };
+        for kind in KINDS {
             for (work, config) in sweeps.each() {
                 out.push(sweep(work, dtype, kind, config, target)?);
             }

@@ -63,13 +63,13 @@ enum Own<'k> {
 
 /// Where a thread's sums lie: the row of the first of them, and their first column.
 #[derive(Clone, Copy, Debug)]
-struct Lane<'k> {
-    row: I32<'k>,
-    column: U32<'k>,
+pub(super) struct Lane<'k> {
+    pub(super) row: I32<'k>,
+    pub(super) column: U32<'k>,
 }
 
 /// Which of the two rows of a thread sum `i` is in, and how far its column is from the first.
-const fn place(i: u32) -> (u32, u32) {
+pub(super) const fn place(i: u32) -> (u32, u32) {
     (i / 2 % 2, i / 4 * 8 + i % 2)
 }
 
@@ -448,7 +448,7 @@ impl<'k> Group<'k, '_> {
 }
 
 /// Writes sums times a factor; rows from `below` on get zeros.
-fn store<'k>(
+pub(super) fn store<'k>(
     sums: &WarpgroupSums<'k>,
     to: Destination<'k>,
     lane: Lane<'k>,

@@ -1,6 +1,6 @@
 //! How blocks are laid out on sm_90a.
 
-use warpwright_dsl::{DType, K, Major, PanelTile};
+use warpwright_dsl::{DType, K, Major, PanelTile, WARP};
 
 use super::{GROUP, GROUP_ROWS, VECTOR};
 use crate::attention::layout::{BlockLayout, BlockShape};
@@ -191,5 +191,135 @@ impl WgmmaSweeps {
         let keys = if self.values.is_some() { Work::Keys } else { Work::KeysAndValues };
         let values = self.values.map(|values| (Work::Values, values));
         [(Work::Queries, self.queries), (keys, self.keys)].into_iter().chain(values).collect()
+    }
+}
+
+/// How a block of the kernel for all gradients at once is laid out: two groups of four warps that have 64 keys each, and four warps more,
+/// of which one fetches tiles of queries and two add up the gradients of queries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WgmmaFused {
+    /// Queries of a tile: a multiple of 32, or of 16 in rows of 128, up to 128.
+    pub columns: u32,
+    /// Tiles of queries and of gradients of the result in shared memory, together: at least 2, and 3 if scores are ahead.
+    pub tiles: u32,
+    /// Elements of a row of a tile: 64 or 128.
+    pub width: u32,
+    /// Places for the gradients of a tile's scores, 1 or 2: with one, the groups meet once more for each tile.
+    pub ds_buffers: u32,
+    /// Places for the gradients of a tile's queries, 1 or 2.
+    pub dq_buffers: u32,
+    /// Whether the scores of the next tile are computed while gradients are handed on.
+    pub ahead: bool,
+}
+
+/// Where things lie in a block's shared memory, in bytes, behind the block's own keys and values.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FusedPlaces {
+    pub(super) tiles: u32,
+    pub(super) ds: u32,
+    pub(super) dq: u32,
+    pub(super) statistics: u32,
+    end: u32,
+}
+
+impl WgmmaFused {
+    /// Groups that multiply, and their warps.
+    pub(in crate::attention) const GROUPS: u32 = 2;
+    pub(in crate::attention) const WARPS: u32 = Self::GROUPS * GROUP / WARP;
+    pub(in crate::attention) const THREADS: u32 = (Self::GROUPS + 1) * GROUP;
+    /// Keys of a block.
+    pub(in crate::attention) const ROWS: u32 = Self::GROUPS * GROUP_ROWS;
+    /// Registers of a thread that multiplies, and of one that does not.
+    pub(in crate::attention) const REGISTERS: (u32, u32) = (240, 24);
+
+    /// Whether there is such a kernel for rows of `width` elements.
+    pub(in crate::attention) fn fits(self, dtype: DType, width: usize) -> bool {
+        let Self { columns, tiles, width: most, ds_buffers, dq_buffers, ahead } = self;
+        matches!(most, 64 | 128)
+            && columns.is_multiple_of(2048 / most)
+            && (2048 / most..=128).contains(&columns)
+            && (2 + u32::from(ahead)..=MAX_TILES).contains(&tiles)
+            && (1..=2).contains(&ds_buffers)
+            && (1..=2).contains(&dq_buffers)
+            && width <= most as usize
+            && self.shared_bytes(dtype, 2) <= SHARED
+    }
+
+    /// The block's keys or values.
+    pub(in crate::attention) const fn own(self, dtype: DType) -> PanelTile {
+        PanelTile { dtype, major: Major::K, outer: Self::ROWS, depth: self.width }
+    }
+
+    /// The same as what is multiplied along its rows.
+    pub(super) const fn own_of_sums(self, dtype: DType) -> PanelTile {
+        PanelTile { dtype, major: Major::Mn, outer: self.width, depth: Self::ROWS }
+    }
+
+    /// A group's part of the keys as the left operand of the gradients of queries, transposed.
+    pub(super) const fn keys_transposed(self, dtype: DType) -> PanelTile {
+        PanelTile { outer: GROUP_ROWS, ..self.own_of_sums(dtype) }
+    }
+
+    /// A tile of queries, or of gradients of the result, as what the keys or values are multiplied with.
+    pub(in crate::attention) const fn of_products(self, dtype: DType) -> PanelTile {
+        PanelTile { dtype, major: Major::K, outer: self.columns, depth: self.width }
+    }
+
+    /// The same tile as what weights are multiplied with.
+    pub(super) const fn of_sums(self, dtype: DType) -> PanelTile {
+        PanelTile { dtype, major: Major::Mn, outer: self.width, depth: self.columns }
+    }
+
+    /// The gradients of a tile's scores.
+    pub(super) const fn ds(self, dtype: DType) -> PanelTile {
+        PanelTile { dtype, major: Major::K, outer: self.columns, depth: Self::ROWS }
+    }
+
+    /// From one group to the next, bytes in the keys and in the gradients of the scores to its operands for those of the queries: groups have
+    /// 64 elements each of all rows, or all elements of some rows.
+    pub(super) const fn dq_parts(self, dtype: DType) -> (u32, u32) {
+        match self.width {
+            64 => (0, self.ds(dtype).part(self.columns / Self::GROUPS)),
+            _ => (self.own_of_sums(dtype).part(GROUP_ROWS), 0),
+        }
+    }
+
+    /// Queries of a group's part of the gradients of a tile's queries.
+    pub(super) const fn dq_columns(self) -> u32 {
+        if self.width == 64 { self.columns / Self::GROUPS } else { self.columns }
+    }
+
+    /// Bytes of a group's part of the gradients of a tile's queries.
+    pub(super) const fn half_bytes(self) -> u32 {
+        self.columns * self.width * 4 / Self::GROUPS
+    }
+
+    /// Bytes of what is known of the queries of a tile: two numbers each.
+    pub(super) const fn statistics_bytes(self) -> u32 {
+        2 * self.columns * 4
+    }
+
+    pub(super) const fn places(self, dtype: DType) -> FusedPlaces {
+        let tiles = 2 * self.own(dtype).bytes();
+        let ds = tiles + self.tiles * self.of_products(dtype).bytes();
+        let dq = ds + self.ds_buffers * self.ds(dtype).bytes();
+        let statistics = dq + self.dq_buffers * Self::GROUPS * self.half_bytes();
+        FusedPlaces { tiles, ds, dq, statistics, end: statistics + self.tiles * self.statistics_bytes() }
+    }
+}
+
+impl BlockLayout for WgmmaFused {
+    fn name(&self) -> String {
+        let Self { columns, tiles, width, ds_buffers, dq_buffers, ahead } = self;
+        let ahead = if *ahead { "a" } else { "" };
+        format!("wgfused_c{columns}t{tiles}d{width}s{ds_buffers}q{dq_buffers}{ahead}")
+    }
+
+    fn shape(&self) -> BlockShape {
+        shape(Self::GROUPS, self.columns, self.width)
+    }
+
+    fn shared_bytes(&self, dtype: DType, _: u32) -> u32 {
+        K::TILE_SLACK + self.places(dtype).end
     }
 }

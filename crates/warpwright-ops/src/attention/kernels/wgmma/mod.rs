@@ -1,7 +1,9 @@
 //! Attention on sm_90a: one warp brings tiles to shared memory by tensor copies, groups of four warps multiply them with `wgmma`.
 
 pub(in crate::attention) mod backward;
+pub(in crate::attention) mod finish;
 pub(in crate::attention) mod forward;
+pub(in crate::attention) mod fused;
 pub(in crate::attention) mod layouts;
 mod order;
 
@@ -15,7 +17,7 @@ use crate::attention::OP;
 use crate::attention::score::Origin;
 use crate::plan::Layout;
 
-pub use layouts::{Wgmma, WgmmaSweep, WgmmaSweeps};
+pub use layouts::{Wgmma, WgmmaFused, WgmmaSweep, WgmmaSweeps};
 
 /// Threads of a warpgroup, and its rows of a product.
 pub(in crate::attention) const GROUP: u32 = 128;

@@ -1,0 +1,480 @@
+//! All gradients on the tensor cores of sm_90a in one sweep, with five products.
+//!
+//! A block has 128 keys, half of them for each of two warpgroups, and walks over tiles of queries. With `s = q k^T` and `dp = do v^T`,
+//! transposed, `dv += p^T do` and `dk += ds^T q` take their left operands from registers, as the sweep for keys and values does. `ds^T` goes
+//! to shared memory too, where both groups read it: each has a part of `dq^T = k^T ds^T`, the product over the block's keys. Warps
+//! beside the one that fetches add these to a sum of `f32` in global memory, which [`FinishQueries`](super::finish::FinishQueries) rounds.
+//!
+//! Blocks add to a tile of queries in one order, so that results are the same from run to run. A counter for each tile and each half of it says
+//! whose [turn](Turn) it is. The first one stores, and nothing need be cleared but the counters. A block waits only for blocks of the same key
+//! head that come before it in the grid, and blocks begin in the grid's order; so the first of those that have not ended waits for nobody, and
+//! all end, however many run at once.
+//!
+//! Without a mask all blocks of a key head begin at its first queries, and the block of each tile of keys adds after that of the tile before:
+//! once it lags one tile of queries behind, nobody waits. As many heads as [`heads_at_once`](crate::attention::tuning::heads_at_once) says are
+//! side by side in the grid's order, so that few blocks of one head begin at once. With a mask of positions, blocks begin at the first
+//! queries that see their keys, the last keys first: the blocks that add to a tile of queries come to it one after the other (the shift
+//! schedule of "DASH: Deterministic Attention Scheduling for High-throughput Reproducible LLM Training").
+
+use warpwright_dsl::prelude::*;
+use warpwright_dsl::{
+    Mbarrier, Part, Pipeline, PipelineState, TensorMapArg, Turn, WARP, WarpgroupSums, kernel_args,
+};
+
+use super::super::engine::Walk;
+use super::backward::{Lane, place, store};
+use super::layouts::WgmmaFused;
+use super::{GROUP, GROUP_ROWS};
+use crate::attention::layout::BlockLayout;
+use crate::attention::score::{Problem, ProblemArgs, ScoreKind, Scorer, Span, View};
+
+kernel_args! {
+    /// Gradients of keys and of values, and sums for those of queries, from `do` and what is known of queries.
+    pub(in crate::attention) struct WgmmaFusedArgs => WgmmaFusedParams {
+        problem: ProblemArgs,
+        queries: TensorMapArg, dy: TensorMapArg, keys: TensorMapArg, values: TensorMapArg,
+        statistics: TensorMapArg,
+        /// The number of heads side by side in the grid's order, as a power of two.
+        heads_at_once: u32,
+        sums: SumsArgs,
+        dk: Strided<Out<Elem>, 3>, dv: Strided<Out<Elem>, 3>,
+    }
+}
+
+kernel_args! {
+    /// Sums of tiles of queries, `tiles` of each head, in the order in which threads hold them; and two counters for each.
+    pub(in crate::attention) struct SumsArgs => SumsParams {
+        dq: InOut<f32>, counters: InOut<u32>, tiles: u32,
+    }
+}
+
+/// The named barrier at which the weights of all keys are in shared memory, and the one at which they have been read.
+const WRITTEN: u32 = 1;
+const FREE: u32 = 2;
+
+#[derive(Clone, Copy, Debug)]
+pub(in crate::attention) struct WgmmaFusedBackward {
+    pub(in crate::attention) dtype: DType,
+    pub(in crate::attention) kind: ScoreKind,
+    pub(in crate::attention) config: WgmmaFused,
+}
+
+/// The problem of a block, and its shared memory.
+#[derive(Clone, Copy, Debug)]
+struct FusedBlock<'k> {
+    span: Span<'k>,
+    key_head: U32<'k>,
+    batch: U32<'k>,
+    /// The tile of keys, and the first of them.
+    tile: U32<'k>,
+    first: I32<'k>,
+    walk: Walk<'k>,
+    base: U32<'k>,
+    own_ready: Mbarrier<'k>,
+    pipeline: Pipeline<'k>,
+    /// What the groups have for the sums of queries, one after the other.
+    gradients: Pipeline<'k>,
+}
+
+impl KernelDef for WgmmaFusedBackward {
+    type Args = WgmmaFusedArgs;
+
+    fn spec(&self) -> KernelSpec {
+        let Self { dtype, kind, config } = self;
+        let name = format!("attention_backward_{dtype}_{}{}", config.name(), kind.name());
+        KernelSpec::new(name, BlockDim::x(WgmmaFused::THREADS))
+            .dtypes(DTypes::all(self.dtype))
+            .min_blocks_per_sm(1)
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: WgmmaFusedParams<'k>) {
+        let block = self.block_of(k, &a);
+        let warp = k.from_lane(0, &k.warp_idx());
+        k.if_else(
+            warp.lt(WgmmaFused::WARPS),
+            || self.multiply(k, &a, &block, warp),
+            || {
+                k.release_registers(WgmmaFused::REGISTERS.1);
+                let leads = k.lane_idx().eq(0);
+                k.if_(leads & warp.eq(WgmmaFused::WARPS), || self.fetch(k, &a, &block));
+                let adds = warp.gt(WgmmaFused::WARPS) & warp.le(WgmmaFused::WARPS + WgmmaFused::GROUPS);
+                k.if_(leads & adds, || self.add_up(k, &a, &block, warp - (WgmmaFused::WARPS + 1)));
+            },
+        );
+    }
+}
+
+impl WgmmaFusedBackward {
+    fn block_of<'k>(&self, k: K<'k>, a: &WgmmaFusedParams<'k>) -> FusedBlock<'k> {
+        let WgmmaFused { tiles, columns, dq_buffers, .. } = self.config;
+        let p = Problem::of(a.problem);
+        let base = k.dynamic_shared_tiles();
+        let own_ready = k.mbarriers(1).at(0);
+        let pipeline = k.mbarrier_pipeline(tiles);
+        let gradients = k.mbarrier_pipeline(WgmmaFused::GROUPS * dq_buffers);
+        k.if_(k.thread_idx().eq(0), || {
+            own_ready.init(1);
+            pipeline.init(WgmmaFused::WARPS);
+            gradients.init_for(GROUP / WARP, 1);
+            k.publish_mbarriers();
+        });
+        k.barrier();
+        let (x, shift) = (k.block_idx_x(), a.heads_at_once);
+        let ones = (k.lit(1u32) << shift) - 1;
+        let key_head = (k.block_idx_y() << shift) + (x & ones);
+        let tile = x >> shift;
+        let tile = if self.kind.band { (k.grid_dim_x() >> shift) - 1 - tile } else { tile };
+        let batch = k.block_idx_z();
+        let span = Span::new(self.kind, &p, batch);
+        let first = (tile * WgmmaFused::ROWS).to_i32();
+        let walk = span.walk_queries(first, first + WgmmaFused::ROWS.cast_signed(), columns);
+        FusedBlock { span, key_head, batch, tile, first, walk, base, own_ready, pipeline, gradients }
+    }
+
+    /// Where a tile of the pipeline begins.
+    fn tile<'k>(&self, block: &FusedBlock<'k>, pipe: PipelineState<'k>) -> U32<'k> {
+        let places = self.config.places(self.dtype);
+        pipe.stage().mul_add(self.config.of_products(self.dtype).bytes(), block.base + places.tiles)
+    }
+
+    /// Where the statistics of its queries begin.
+    fn statistics<'k>(&self, block: &FusedBlock<'k>, pipe: PipelineState<'k>) -> U32<'k> {
+        let places = self.config.places(self.dtype);
+        pipe.stage().mul_add(self.config.statistics_bytes(), block.base + places.statistics)
+    }
+
+    /// `body` of each query head of the block, one after the other.
+    fn heads<'k, C: Carry<'k>>(
+        &self,
+        k: K<'k>,
+        a: &WgmmaFusedParams<'k>,
+        block: &FusedBlock<'k>,
+        init: C,
+        body: impl FnOnce(U32<'k>, C) -> C,
+    ) -> C {
+        let first = block.key_head * a.problem.group;
+        k.fold(k.range(first, first + a.problem.group, 1u32), init, body)
+    }
+
+    /// The first queries of the tiles of a head.
+    fn steps<'k>(&self, k: K<'k>, block: &FusedBlock<'k>) -> warpwright_dsl::Range<'k, i32> {
+        k.range(block.walk.from, block.walk.end, self.config.columns.cast_signed())
+    }
+
+    /// Copies the tiles of all steps, as places in the pipeline become free: that of the queries, then that of `do`.
+    fn fetch<'k>(&self, k: K<'k>, a: &WgmmaFusedParams<'k>, block: &FusedBlock<'k>) {
+        let own = self.config.own(self.dtype);
+        let zero = k.lit(0u32);
+        let row = block.first.to_u32();
+        let of_own = [block.key_head, block.batch];
+        block.own_ready.arrive_expecting(2 * own.bytes());
+        own.fetch(a.keys, block.base, (row, zero), &of_own, block.own_ready);
+        own.fetch(a.values, block.base + own.bytes(), (row, zero), &of_own, block.own_ready);
+        let (tile, pipeline) = (self.config.of_products(self.dtype), block.pipeline);
+        let _ = self.heads(k, a, block, pipeline.start(k), |head, pipe| {
+            let of_head = [head, block.batch];
+            let kinds = (block.batch * a.problem.heads + head) * 2;
+            k.fold(self.steps(k, block), pipe, |at, pipe| {
+                let row = at.to_u32();
+                let more = self.config.statistics_bytes();
+                let ready = pipeline.producer_acquire(pipe, tile.bytes() + more);
+                tile.fetch(a.queries, self.tile(block, pipe), (row, zero), &of_head, ready);
+                a.statistics.copy(self.statistics(block, pipe), &[row, kinds], ready);
+                let pipe = pipeline.next(pipe);
+                let ready = pipeline.producer_acquire(pipe, tile.bytes());
+                tile.fetch(a.dy, self.tile(block, pipe), (row, zero), &of_head, ready);
+                pipeline.next(pipe)
+            })
+        });
+    }
+
+    /// The turn of the block at the tile of queries that begins at `at`: how many blocks add to it before.
+    fn turn<'k>(&self, block: &FusedBlock<'k>, at: I32<'k>) -> U32<'k> {
+        if !self.kind.band {
+            return block.tile;
+        }
+        block.span.last_tile_at(at, self.config.columns, WgmmaFused::ROWS) - block.tile
+    }
+
+    /// Adds what group `group` has of each step to the sums in global memory, in turn.
+    fn add_up<'k>(&self, k: K<'k>, a: &WgmmaFusedParams<'k>, block: &FusedBlock<'k>, group: U32<'k>) {
+        let WgmmaFused { columns, dq_buffers, .. } = self.config;
+        let half = self.config.half_bytes();
+        let pipeline = block.gradients.part(group * dq_buffers, dq_buffers);
+        let from = group.mul_add(half * dq_buffers, block.base + self.config.places(self.dtype).dq);
+        let from_tile = block.walk.from.to_u32() / columns;
+        let _ = self.heads(k, a, block, pipeline.start(k), |head, pipe| {
+            let tile = (block.batch * a.problem.heads + head).mad_wide(a.sums.tiles, from_tile.to_u64());
+            let number = tile * u64::from(WgmmaFused::GROUPS) + group.to_u64();
+            let (pipe, _) = k.fold(self.steps(k, block), (pipe, number), |at, (pipe, number)| {
+                let turns = Turn::new(a.sums.counters.at(number));
+                let sums = a.sums.dq.at(number * u64::from(half / 4));
+                let turn = self.turn(block, at);
+                turns.wait(turn);
+                pipeline.consumer_wait(pipe);
+                let from = pipe.stage().mul_add(half, from);
+                k.if_else(turn.eq(0), || sums.store_bulk(from, half), || sums.add_bulk(from, half));
+                k.commit_stores();
+                k.wait_stores(0);
+                pipeline.consumer_release(pipe);
+                k.wait_stored(0);
+                turns.pass();
+                (pipeline.next(pipe), number + u64::from(WgmmaFused::GROUPS))
+            });
+            pipe
+        });
+    }
+
+    /// Keys from `left` on are in the tensors, but not in the sequence: weights of 0 would not leave out what is no number.
+    fn cut<'k>(&self, k: K<'k>, block: &FusedBlock<'k>) {
+        let threads = WgmmaFused::WARPS * WARP;
+        let left = block.span.keys - block.first;
+        k.if_(left.lt(WgmmaFused::ROWS.cast_signed()), || {
+            let rows = left.max(0i32).to_u32();
+            let own = self.config.own(self.dtype);
+            for tile in [block.base, block.base + own.bytes()] {
+                self.config.own_of_sums(self.dtype).clear_from(tile, rows, (k.thread_idx(), threads));
+            }
+            k.fence_shared_copies();
+            k.barrier_of(WRITTEN, threads);
+        });
+    }
+
+    /// Computes the gradients of a group's keys, and its part of those of all queries.
+    fn multiply<'k>(&self, k: K<'k>, a: &WgmmaFusedParams<'k>, block: &FusedBlock<'k>, warp: U32<'k>) {
+        k.claim_registers(WgmmaFused::REGISTERS.0);
+        let WgmmaFused { width, dq_buffers, columns, .. } = self.config;
+        let places = self.config.places(self.dtype);
+        let group = warp / (GROUP / WARP);
+        let own = self.config.own(self.dtype);
+        let operand = |index: u32| {
+            let of_group = group.mul_add(own.part(GROUP_ROWS), block.base + index * own.bytes());
+            (own, own.descriptor(of_group))
+        };
+        let lane = k.lane_idx();
+        let row = block.first + (warp * 16 + lane / 4).to_i32();
+        block.own_ready.wait(k.lit(0u32));
+        if self.kind.lengths {
+            self.cut(k, block);
+        }
+        let (keys, ds) = (self.config.keys_transposed(self.dtype), self.config.ds(self.dtype));
+        let (of_keys, of_ds) = self.config.dq_parts(self.dtype);
+        let ds_part = group.mul_add(of_ds, block.base + places.ds);
+        let dq = group.mul_add(self.config.half_bytes() * dq_buffers, block.base + places.dq);
+        let group = Group {
+            fused: self,
+            block,
+            lane: Lane { row, column: lane % 4 * 2 },
+            keys: operand(0),
+            values: operand(1),
+            keys_transposed: (keys, keys.descriptor(group.mul_add(of_keys, block.base))),
+            ds_place: ds.transposed_place(block.base + places.ds, group),
+            ds_part: (ds, ds.descriptor(ds_part)),
+            dq: (k.thread_idx() & (GROUP - 1)).mul_add(16, dq),
+            gradients: block.gradients.part(group * dq_buffers, dq_buffers),
+            scores: self.config.ahead.then(|| WarpgroupSums::zero(k, columns)),
+            sums: [(); 2].map(|()| WarpgroupSums::zero(k, width)),
+        };
+        let p = Problem::of(a.problem);
+        let start =
+            Turns { pipe: block.pipeline.start(k), gradients: group.gradients.start(k), ds: k.lit(0u32) };
+        let _ = self.heads(k, a, block, start, |head, turns| {
+            let scorer = Scorer::new(self.kind, Precision::Storage, &p, block.span, head, block.batch);
+            group.walk(k, &scorer, turns)
+        });
+        let below = self.kind.lengths.then_some(block.span.keys);
+        let of = |view: View<'k, Write>, width| {
+            view.destination(block.span.of_keys, block.key_head, p.keys.to_i32(), width)
+        };
+        let [dk, dv] = &group.sums;
+        store(dk, of(View::of(a.dk), p.width), group.lane, Some(Scorer::<f32>::factor(&p)), below);
+        store(dv, of(View::of(a.dv), p.value_width), group.lane, None, below);
+    }
+}
+
+/// The next turns of what goes round: tiles that come, parts of the gradients of queries that go, and bytes from the first of the
+/// places of `ds^T` to the next one.
+#[derive(Clone, Copy, Debug)]
+struct Turns<'k> {
+    pipe: PipelineState<'k>,
+    gradients: PipelineState<'k>,
+    ds: U32<'k>,
+}
+
+impl<'k> Carry<'k> for Turns<'k> {
+    fn collect(&self, regs: &mut Vec<warpwright_dsl::flow::RawReg>) {
+        (self.pipe, self.gradients, self.ds).collect(regs);
+    }
+
+    fn rebuild(&self, regs: &mut warpwright_dsl::flow::RawRegs) -> Self {
+        let (pipe, gradients, ds) = (self.pipe, self.gradients, self.ds).rebuild(regs);
+        Self { pipe, gradients, ds }
+    }
+}
+
+/// A group of four warps: its keys and what it sums.
+struct Group<'k, 'a> {
+    fused: &'a WgmmaFusedBackward,
+    block: &'a FusedBlock<'k>,
+    lane: Lane<'k>,
+    /// Its rows as left operands.
+    keys: Part<'k>,
+    values: Part<'k>,
+    /// Its part of `k^T`, the left operand of `dq^T`, and of `ds^T`, the right one.
+    keys_transposed: Part<'k>,
+    ds_part: Part<'k>,
+    /// Where the lane leaves its weights, and where its share of `dq^T`.
+    ds_place: U32<'k>,
+    dq: U32<'k>,
+    gradients: Pipeline<'k>,
+    /// The products of the next tile, if they are ahead.
+    scores: Option<WarpgroupSums<'k>>,
+    /// Gradients of its keys and of its values.
+    sums: [WarpgroupSums<'k>; 2],
+}
+
+impl<'k> Group<'k, '_> {
+    /// Numbers of kind `kind` of the queries of a tile, two of each eight.
+    fn of_queries(&self, k: K<'k>, pipe: PipelineState<'k>, kind: u32) -> Vec<F32<'k>> {
+        let columns = self.fused.config.columns;
+        let first = self.fused.statistics(self.block, pipe) + kind * (columns * 4);
+        let from = k.shared_at::<f32>(first).at(self.lane.column);
+        let pair = |eight: u32| from.at(u64::from(8 * eight)).load::<f32>(2);
+        (0..columns / 8).map(pair).flat_map(|pair| [pair[0], pair[1]]).collect()
+    }
+
+    /// All tiles of a head; the turns after them.
+    fn walk(&self, k: K<'k>, scorer: &Scorer<'k, f32>, turns: Turns<'k>) -> Turns<'k> {
+        let columns = self.fused.config.columns.cast_signed();
+        let Walk { from, end, .. } = self.block.walk;
+        let Some(scores) = &self.scores else {
+            let steps = self.fused.steps(k, self.block);
+            return k.fold(steps, turns, |at, turns| self.step(k, scorer, at, turns, None));
+        };
+        let all = || {
+            self.block.pipeline.consumer_wait(turns.pipe);
+            scores.restart(self.keys, self.tile(turns.pipe, false), 0..self.fused.config.width);
+            let last = end - 1i32 - (end - 1i32 - from) % columns;
+            let turns = k.fold(k.range(from, last, columns), turns, |at, turns| {
+                self.step(k, scorer, at, turns, Some(true))
+            });
+            self.step(k, scorer, last, turns, Some(false))
+        };
+        k.if_else(from.lt(end), all, || turns)
+    }
+
+    /// A tile of the pipeline as what keys or values are multiplied with, or as what weights are.
+    fn tile(&self, pipe: PipelineState<'k>, of_sums: bool) -> Part<'k> {
+        let WgmmaFusedBackward { config, dtype, .. } = *self.fused;
+        let tile = if of_sums { config.of_sums(dtype) } else { config.of_products(dtype) };
+        (tile, tile.descriptor(self.fused.tile(self.block, pipe)))
+    }
+
+    /// The step of the tile of queries that begins at `at`. `ahead` says that its scores are being computed already, and whether
+    /// those of the next tile are to be.
+    fn step(
+        &self,
+        k: K<'k>,
+        scorer: &Scorer<'k, f32>,
+        at: I32<'k>,
+        turns: Turns<'k>,
+        ahead: Option<bool>,
+    ) -> Turns<'k> {
+        let FusedBlock { pipeline, .. } = *self.block;
+        let WgmmaFusedBackward { config, dtype, .. } = *self.fused;
+        let (queries, dy) = (turns.pipe, pipeline.next(turns.pipe));
+        let next = pipeline.next(dy);
+        let products = match &self.scores {
+            Some(scores) => scores.clone(),
+            None => {
+                pipeline.consumer_wait(queries);
+                WarpgroupSums::products(k, config.columns, self.keys, self.tile(queries, false))
+            }
+        };
+        pipeline.consumer_wait(dy);
+        let gradients = WarpgroupSums::products(k, config.columns, self.values, self.tile(dy, false));
+        products.wait(1);
+        let ps = self.probabilities(k, scorer, at, &products, &self.of_queries(k, queries, 0));
+        let [dk, dv] = &self.sums;
+        dv.add_products_of(&WarpgroupSums::packed(dtype, &ps), self.tile(dy, true));
+        let deltas = self.of_queries(k, queries, 1);
+        gradients.wait(1);
+        let ds: Vec<_> = (0..)
+            .zip(&ps)
+            .map(|(i, p)| *p * (gradients.at(i) - deltas[(i / 4 * 2 + i % 2) as usize]))
+            .collect();
+        let ds = WarpgroupSums::packed(dtype, &ds);
+        let threads = WgmmaFused::WARPS * WARP;
+        if config.ds_buffers == 1 {
+            k.barrier_of(FREE, threads);
+        }
+        let (tile, place) = (self.ds_part.0, self.ds_place);
+        tile.put_transposed(if config.ds_buffers == 1 { place } else { place + turns.ds }, &ds);
+        k.fence_shared_copies();
+        dk.add_products_of(&ds, self.tile(queries, true));
+        k.barrier_of(WRITTEN, threads);
+        let ds_part = match config.ds_buffers {
+            1 => self.ds_part,
+            _ => (tile, self.ds_part.1 + (turns.ds >> 4).to_u64()),
+        };
+        let dq = WarpgroupSums::products(k, config.dq_columns(), self.keys_transposed, ds_part);
+        if let (Some(scores), Some(true)) = (&self.scores, ahead) {
+            pipeline.consumer_wait(next);
+            scores.restart(self.keys, self.tile(next, false), 0..config.width);
+        }
+        dq.wait(u32::from(ahead == Some(true)));
+        // The statistics of the queries have been read.
+        k.warp_barrier();
+        k.if_(k.lane_idx().eq(0), || {
+            pipeline.consumer_release(queries);
+            pipeline.consumer_release(dy);
+        });
+        self.hand_on(k, &dq, turns.gradients);
+        let ds = if config.ds_buffers == 1 { turns.ds } else { k.lit(tile.bytes()) - turns.ds };
+        Turns { pipe: next, gradients: self.gradients.next(turns.gradients), ds }
+    }
+
+    /// The probabilities of a tile.
+    fn probabilities(
+        &self,
+        k: K<'k>,
+        scorer: &Scorer<'k, f32>,
+        at: I32<'k>,
+        products: &WarpgroupSums<'k>,
+        logarithms: &[F32<'k>],
+    ) -> Vec<F32<'k>> {
+        let FusedBlock { span, walk, first, .. } = *self.block;
+        let (row, column) = (self.lane.row, at + self.lane.column.to_i32());
+        let probability = |i: u32, masked: bool| {
+            let (slot, across) = place(i);
+            let (key, query) = (row + slot.cast_signed() * 8, column + across.cast_signed());
+            let score = scorer.score(products.at(i), query, key, masked.then(|| span.sees(query, key)));
+            scorer.probability(score, logarithms[(i / 4 * 2 + i % 2) as usize])
+        };
+        let all = |masked: bool| {
+            (0..self.fused.config.columns / 2).map(|i| probability(i, masked)).collect::<Vec<_>>()
+        };
+        // Keys that do not exist are zeros, whose probabilities may be infinite.
+        let masked = at.ge(walk.whole_end) | (first + WgmmaFused::ROWS.cast_signed()).gt(span.keys);
+        let masked = walk.whole_from.map_or(masked, |from| masked | at.lt(from));
+        k.if_else(masked, || all(true), || all(false))
+    }
+
+    /// Leaves the part of a tile's gradients to the warp that adds them up.
+    fn hand_on(&self, k: K<'k>, dq: &WarpgroupSums<'k>, state: PipelineState<'k>) {
+        self.gradients.producer_wait(state);
+        let config = self.fused.config;
+        let to = match config.dq_buffers {
+            1 => self.dq,
+            _ => state.stage().mul_add(config.half_bytes(), self.dq),
+        };
+        let to = k.shared_at::<f32>(to);
+        for chunk in 0..config.dq_columns() / 8 {
+            let values: Vec<_> = (4 * chunk..4 * chunk + 4).map(|i| dq.at(i)).collect();
+            to.at(u64::from(chunk * GROUP * 4)).store(Lanes::from(values));
+        }
+        k.fence_shared_copies();
+        k.warp_barrier();
+        k.if_(k.lane_idx().eq(0), || self.gradients.producer_commit(state));
+    }
+}
