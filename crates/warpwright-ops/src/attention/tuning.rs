@@ -473,30 +473,34 @@ pub fn wgmma_sweeps(dtype: DType, target: Target, width: usize) -> Option<WgmmaS
 
 /// Layouts of the kernel for all gradients at once, for head dimensions up to `width`, the one that is chosen first; for comparisons.
 pub fn wgmma_fused_layouts(width: usize) -> Vec<WgmmaFused> {
-    let of = |columns, tiles, width, ds_buffers, dq_buffers, ahead| WgmmaFused {
+    let of = |columns, tiles, [ds_buffers, dq_buffers]: [u32; 2], ahead, early_values| WgmmaFused {
         columns,
         tiles,
-        width,
+        width: if width <= 64 { 64 } else { 128 },
         ds_buffers,
         dq_buffers,
         ahead,
+        early_values,
     };
     match width {
         ..=64 => vec![
-            of(128, 4, 64, 1, 1, false),
-            of(128, 4, 64, 2, 1, false),
-            of(128, 4, 64, 1, 2, false),
-            of(64, 6, 64, 2, 2, false),
-            of(64, 6, 64, 2, 2, true),
-            of(96, 4, 64, 2, 2, false),
+            of(128, 4, [1, 1], false, false),
+            of(128, 4, [2, 1], false, false),
+            of(128, 4, [1, 2], false, false),
+            of(96, 4, [2, 2], false, false),
+            of(96, 4, [2, 2], false, true),
+            of(96, 4, [2, 2], true, false),
+            of(96, 4, [2, 2], true, true),
+            of(64, 6, [2, 2], true, true),
         ],
         65..=128 => vec![
-            of(64, 4, 128, 2, 1, false),
-            of(64, 4, 128, 1, 1, false),
-            of(64, 4, 128, 1, 2, false),
-            of(64, 4, 128, 2, 1, true),
-            of(64, 4, 128, 1, 2, true),
-            of(80, 4, 128, 1, 1, false),
+            of(64, 4, [2, 1], false, false),
+            of(64, 4, [2, 1], false, true),
+            of(64, 4, [1, 2], false, true),
+            of(64, 4, [1, 1], false, true),
+            of(64, 4, [2, 1], true, false),
+            of(64, 4, [2, 1], true, true),
+            of(64, 4, [1, 2], true, true),
         ],
         _ => Vec::new(),
     }

@@ -67,7 +67,7 @@ impl AttentionBackwardDesc {
             None => workspace_bytes,
         };
         let workspace_bytes = match fused {
-            Some(config) => Self::fused_bytes(&c, config).max(workspace_bytes),
+            Some((config, _)) => Self::fused_bytes(&c, config).max(workspace_bytes),
             None => workspace_bytes,
         };
         let tensors = self.tensors(&c, workspace_bytes);

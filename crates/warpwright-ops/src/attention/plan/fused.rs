@@ -8,7 +8,7 @@ use warpwright_runtime::LaunchStep;
 use super::super::kernels::backward::{Delta, PlaceArgs};
 use super::super::kernels::wgmma::finish::{FinishArgs, FinishQueries, Prepare, PrepareArgs};
 use super::super::kernels::wgmma::fused::{SumsArgs, WgmmaFusedArgs, WgmmaFusedBackward};
-use super::super::kernels::wgmma::{boxes, recorded};
+use super::super::kernels::wgmma::{VECTOR, boxes, recorded};
 use super::super::layout::BlockLayout;
 use super::super::options::Common;
 use super::super::score::{ProblemArgs, ScoreKind};
@@ -53,24 +53,36 @@ impl Sums {
 }
 
 impl AttentionBackwardDesc {
-    /// The layout of the kernel for all gradients at once, `None` where it does not take the problem or is slower.
+    /// The layout of the kernel for all gradients at once and how many heads are side by side, `None` where it does not take the problem
+    /// or is slower.
     pub(in crate::attention) fn fused(
         &self,
         c: &Common,
         target: Target,
         algorithm: Option<BackwardAlgorithm>,
-    ) -> Result<Option<WgmmaFused>, PlanError> {
+    ) -> Result<Option<(WgmmaFused, u32)>, PlanError> {
         let dtype = self.forward.dtype;
+        let key_heads = c.heads / c.group.max(1);
+        let chosen = |layout: WgmmaFused| tuning::heads_at_once(key_heads, c.group, c.queries, layout.width);
         match algorithm {
-            Some(BackwardAlgorithm::WgmmaFused(config)) => {
-                if self.suits_wgmma(c, target) && config.fits(dtype, c.widest()) {
-                    return Ok(Some(config));
+            Some(BackwardAlgorithm::WgmmaFused { layout, heads_at_once }) => {
+                if !self.suits_wgmma(c, target) || !layout.fits(dtype, c.widest()) {
+                    let expected = "a layout for the head_dim, and a problem that kernels with wgmma take";
+                    let got = format!("{layout:?}");
+                    return Err(PlanError::Parameter { op: OP, parameter: "layout", got, expected });
                 }
-                let expected = "a layout for the head_dim, and a problem that kernels with wgmma take";
-                let got = format!("{config:?}");
-                Err(PlanError::Parameter { op: OP, parameter: "layout", got, expected })
+                let heads = heads_at_once.unwrap_or_else(|| chosen(layout));
+                if !heads.is_power_of_two() || !key_heads.is_multiple_of(heads) {
+                    let (parameter, got) = ("heads_at_once", heads.to_string());
+                    let expected = "a power of two that divides the number of key heads";
+                    return Err(PlanError::Parameter { op: OP, parameter, got, expected });
+                }
+                Ok(Some((layout, heads)))
             }
-            None if self.suits_wgmma(c, target) => Ok(tuning::wgmma_fused(c.widest(), c.longest[0])),
+            None if self.suits_wgmma(c, target) => {
+                let layout = tuning::wgmma_fused(c.widest(), c.longest[0]);
+                Ok(layout.map(|layout| (layout, chosen(layout))))
+            }
             _ => Ok(None),
         }
     }
@@ -84,7 +96,7 @@ impl AttentionBackwardDesc {
         &self,
         c: &Common,
         target: Target,
-        config: WgmmaFused,
+        (config, heads_at_once): (WgmmaFused, u32),
     ) -> Result<Vec<LaunchStep>, PlanError> {
         let (places, sums) = (PlaceArgs::apart(pitch(c)), Sums::new(c, config));
         let mut steps = Vec::new();
@@ -95,7 +107,7 @@ impl AttentionBackwardDesc {
             let kernel = plan::recorded(OP, &Prepare { delta }, target)?;
             steps.push(LaunchStep::new(kernel, grid, args.values()));
         }
-        steps.extend(self.fused_sweep(c, target, config, &sums)?);
+        steps.extend(self.fused_sweep(c, target, (config, heads_at_once), &sums)?);
         if let Some(grid) = c.grid(sums.tiles, c.heads)? {
             let args = FinishArgs {
                 sums: sums.args(),
@@ -117,13 +129,12 @@ impl AttentionBackwardDesc {
         &self,
         c: &Common,
         target: Target,
-        config: WgmmaFused,
+        (config, heads_at_once): (WgmmaFused, u32),
         sums: &Sums,
     ) -> Result<Option<LaunchStep>, PlanError> {
         let (desc, dtype) = (&self.forward, self.forward.dtype);
         let key_heads = c.heads / c.group.max(1);
         let tiles = c.keys.div_ceil(config.rows());
-        let heads_at_once = tuning::heads_at_once(key_heads, c.group, c.queries, config.width);
         let along = u64::from(tiles) * u64::from(heads_at_once);
         let along = u32::try_from(along).ok().filter(|along| *along <= i32::MAX.cast_unsigned());
         let along = along.ok_or(PlanError::TooLarge {
@@ -164,8 +175,7 @@ pub(in crate::attention) fn kernels(dtype: DType, target: Target) -> Result<Vec<
         return Ok(out);
     }
     for width in [64, 128] {
-        let vectors = WgmmaFused { columns: 64, tiles: 4, width, ds_buffers: 1, dq_buffers: 1, ahead: false };
-        let delta = Delta { dtype, vector: vectors.vector(), width };
+        let delta = Delta { dtype, vector: VECTOR, width };
         out.push(plan::recorded(OP, &Prepare { delta }, target)?);
         for config in tuning::wgmma_fused_layouts(width as usize) {
             for kind in wgmma::KINDS {

@@ -65,7 +65,12 @@ pub enum BackwardAlgorithm {
     /// Tensor cores of sm_90a, by warpgroups: a sweep for the gradients of queries, and one or two for those of keys and values.
     Wgmma(WgmmaSweeps),
     /// The same, all gradients in one sweep: blocks add up those of queries in the workspace, in a fixed order.
-    WgmmaFused(WgmmaFused),
+    WgmmaFused {
+        /// The layout of a block.
+        layout: WgmmaFused,
+        /// Heads of keys side by side in the grid's order, a power of two that divides their number; without, what tuning says.
+        heads_at_once: Option<u32>,
+    },
     /// Tensor cores, `f32` as sums of two `f16`; each with the layout for tiles whose numbers do not suit that.
     SplitF16 {
         /// For the gradients of queries.

@@ -146,7 +146,7 @@ impl AttentionBackwardDesc {
         match algorithm {
             Some(
                 BackwardAlgorithm::Blocks { .. }
-                | BackwardAlgorithm::WgmmaFused(_)
+                | BackwardAlgorithm::WgmmaFused { .. }
                 | BackwardAlgorithm::SplitF16 { .. },
             ) => Ok(None),
             Some(BackwardAlgorithm::Wgmma(sweeps)) => {

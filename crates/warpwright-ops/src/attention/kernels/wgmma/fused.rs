@@ -354,6 +354,7 @@ impl<'k> Group<'k, '_> {
         let all = || {
             self.block.pipeline.consumer_wait(turns.pipe);
             scores.restart(self.keys, self.tile(turns.pipe, false), 0..self.fused.config.width);
+            scores.wait(0);
             let last = end - 1i32 - (end - 1i32 - from) % columns;
             let turns = k.fold(k.range(from, last, columns), turns, |at, turns| {
                 self.step(k, scorer, at, turns, Some(true))
@@ -393,17 +394,25 @@ impl<'k> Group<'k, '_> {
         };
         pipeline.consumer_wait(dy);
         let gradients = WarpgroupSums::products(k, config.columns, self.values, self.tile(dy, false));
-        products.wait(1);
+        if ahead.is_none() {
+            products.wait(1);
+        }
         let ps = self.probabilities(k, scorer, at, &products, &self.of_queries(k, queries, 0));
         let [dk, dv] = &self.sums;
-        dv.add_products_of(&WarpgroupSums::packed(dtype, &ps), self.tile(dy, true));
+        let add_values = || dv.add_products_of(&WarpgroupSums::packed(dtype, &ps), self.tile(dy, true));
+        if config.early_values {
+            add_values();
+        }
         let deltas = self.of_queries(k, queries, 1);
-        gradients.wait(1);
+        gradients.wait(u32::from(config.early_values));
         let ds: Vec<_> = (0..)
             .zip(&ps)
             .map(|(i, p)| *p * (gradients.at(i) - deltas[(i / 4 * 2 + i % 2) as usize]))
             .collect();
         let ds = WarpgroupSums::packed(dtype, &ds);
+        if !config.early_values {
+            add_values();
+        }
         let threads = WgmmaFused::WARPS * WARP;
         if config.ds_buffers == 1 {
             k.barrier_of(FREE, threads);
@@ -418,18 +427,27 @@ impl<'k> Group<'k, '_> {
             _ => (tile, self.ds_part.1 + (turns.ds >> 4).to_u64()),
         };
         let dq = WarpgroupSums::products(k, config.dq_columns(), self.keys_transposed, ds_part);
-        if let (Some(scores), Some(true)) = (&self.scores, ahead) {
+        let given_back = || {
+            // The statistics of the queries have been read.
+            k.warp_barrier();
+            k.if_(k.lane_idx().eq(0), || {
+                pipeline.consumer_release(queries);
+                pipeline.consumer_release(dy);
+            });
+        };
+        dq.wait(1);
+        given_back();
+        let following = self.scores.as_ref().filter(|_| ahead == Some(true));
+        if let Some(scores) = following {
             pipeline.consumer_wait(next);
             scores.restart(self.keys, self.tile(next, false), 0..config.width);
         }
-        dq.wait(u32::from(ahead == Some(true)));
-        // The statistics of the queries have been read.
-        k.warp_barrier();
-        k.if_(k.lane_idx().eq(0), || {
-            pipeline.consumer_release(queries);
-            pipeline.consumer_release(dy);
-        });
+        dq.wait(u32::from(following.is_some()));
         self.hand_on(k, &dq, turns.gradients);
+        if let Some(scores) = following {
+            // Nothing is under way where the loop begins again: the assembler would wait for each product.
+            scores.wait(0);
+        }
         let ds = if config.ds_buffers == 1 { turns.ds } else { k.lit(tile.bytes()) - turns.ds };
         Turns { pipe: next, gradients: self.gradients.next(turns.gradients), ds }
     }

@@ -210,6 +210,8 @@ pub struct WgmmaFused {
     pub dq_buffers: u32,
     /// Whether the scores of the next tile are computed while gradients are handed on.
     pub ahead: bool,
+    /// Whether the gradients of values are computed while those of the scores are, which takes more registers.
+    pub early_values: bool,
 }
 
 /// Where things lie in a block's shared memory, in bytes, behind the block's own keys and values.
@@ -234,7 +236,7 @@ impl WgmmaFused {
 
     /// Whether there is such a kernel for rows of `width` elements.
     pub(in crate::attention) fn fits(self, dtype: DType, width: usize) -> bool {
-        let Self { columns, tiles, width: most, ds_buffers, dq_buffers, ahead } = self;
+        let Self { columns, tiles, width: most, ds_buffers, dq_buffers, ahead, .. } = self;
         matches!(most, 64 | 128)
             && columns.is_multiple_of(2048 / most)
             && (2048 / most..=128).contains(&columns)
@@ -310,9 +312,9 @@ impl WgmmaFused {
 
 impl BlockLayout for WgmmaFused {
     fn name(&self) -> String {
-        let Self { columns, tiles, width, ds_buffers, dq_buffers, ahead } = self;
-        let ahead = if *ahead { "a" } else { "" };
-        format!("wgfused_c{columns}t{tiles}d{width}s{ds_buffers}q{dq_buffers}{ahead}")
+        let Self { columns, tiles, width, ds_buffers, dq_buffers, ahead, early_values } = self;
+        let (ahead, early) = (if *ahead { "a" } else { "" }, if *early_values { "e" } else { "" });
+        format!("wgfused_c{columns}t{tiles}d{width}s{ds_buffers}q{dq_buffers}{ahead}{early}")
     }
 
     fn shape(&self) -> BlockShape {
