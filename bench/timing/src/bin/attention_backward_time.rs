@@ -3,13 +3,14 @@
 //!
 //!     cargo run --release -p warpwright-timing --bin attention_backward_time [-- HEAD_DIM ...]
 //!
-//! `-- ptx DIR` writes the kernels' texts instead; `-- mma [HEAD_DIM ...]` times layouts of `mma.sync` under a mask, with dropout
+//! `-- fused [HEAD_DIM ...]` times the layouts of one sweep for all gradients beside the two sweeps that are chosen, for several lengths
+//! of the sequences, and says whether many runs give the same bits. `-- ptx DIR` writes the kernels' texts instead; `-- mma [HEAD_DIM ...]` times layouts of `mma.sync` under a mask, with dropout
 //! and with the gradient of a bias.
 
 use std::path::Path;
 use std::rc::Rc;
 
-use warpwright::attention::tuning::{self, Config, Mma, WgmmaSweep, WgmmaSweeps};
+use warpwright::attention::tuning::{self, Config, Mma, WgmmaFused, WgmmaSweep, WgmmaSweeps};
 use warpwright::attention::{AttentionBackwardDesc, AttentionDesc, AttentionOptions, BackwardAlgorithm};
 use warpwright::plan::{Access, Layout, Real, TensorSpec};
 use warpwright::{DType, Device, Error, Operation, Plan, Stream, Target, Tensor};
@@ -44,7 +45,11 @@ fn layouts(width: u32) -> Vec<WgmmaSweeps> {
 }
 
 fn problem(width: usize, options: AttentionOptions) -> AttentionBackwardDesc {
-    let q = Layout::contiguous([TOKENS / SEQUENCE, SEQUENCE, ELEMENTS / width, width]);
+    problem_of(width, SEQUENCE, options)
+}
+
+fn problem_of(width: usize, sequence: usize, options: AttentionOptions) -> AttentionBackwardDesc {
+    let q = Layout::contiguous([TOKENS / sequence, sequence, ELEMENTS / width, width]);
     let dbias = options.bias.is_some();
     let forward = AttentionDesc { dtype: DType::BF16, q, k: q, v: q, o: q, options };
     AttentionBackwardDesc { forward, dy: q, dq: q, dk: q, dv: q, dbias, dsinks: false }
@@ -195,6 +200,135 @@ fn measure(
     Ok(())
 }
 
+/// How often results are compared with those of the first run.
+const RUNS: usize = 20;
+
+/// The two sweeps, and all layouts of one sweep; the first of these with other numbers of heads side by side, too.
+fn fused_algorithms(width: usize, target: Target) -> Vec<(String, BackwardAlgorithm)> {
+    let sweeps = tuning::wgmma_sweeps(DType::BF16, target, width).map(BackwardAlgorithm::Wgmma);
+    let mut all: Vec<_> = sweeps.into_iter().map(|algorithm| ("two sweeps".to_owned(), algorithm)).collect();
+    for (i, layout) in tuning::wgmma_fused_layouts(width).into_iter().enumerate() {
+        let WgmmaFused { columns, tiles, ds_buffers, dq_buffers, ahead, early_values, .. } = layout;
+        let name = format!(
+            "{columns} queries, {tiles} tiles, ds {ds_buffers}, dq {dq_buffers}{}{}",
+            if ahead { ", ahead" } else { "" },
+            if early_values { ", early values" } else { "" }
+        );
+        all.push((name.clone(), BackwardAlgorithm::WgmmaFused { layout, heads_at_once: None }));
+        let others = [1, 4, 16].map(Some).into_iter().filter(|_| i == 0);
+        all.extend(others.map(|heads_at_once| {
+            let heads = heads_at_once.unwrap_or(0);
+            (format!("{name}, {heads} heads"), BackwardAlgorithm::WgmmaFused { layout, heads_at_once })
+        }));
+    }
+    all
+}
+
+/// Microseconds of whole plans, the median.
+fn time_whole<O: Operation>(stream: &Stream, plan: &Plan<O>, tensors: &[Rc<Tensor>]) -> Result<f64, Error> {
+    let bindings: Vec<_> = tensors.iter().map(|tensor| tensor.binding()).collect();
+    let mut all = Vec::new();
+    for _ in 0..SAMPLES {
+        let begin = stream.record()?;
+        for step in plan.steps() {
+            stream.launch(step, &bindings)?;
+        }
+        let end = stream.record()?;
+        stream.synchronize()?;
+        all.extend(begin.elapsed_us(&end)?);
+    }
+    all.sort_by(f64::total_cmp);
+    Ok(all.get(all.len() / 2).copied().unwrap_or(f64::NAN))
+}
+
+/// Times one problem with each algorithm.
+fn measure_fused(
+    (device, stream): (&Device, &Stream),
+    desc: &AttentionBackwardDesc,
+    inputs: &[(&str, Rc<Tensor>)],
+) -> Result<(), Error> {
+    let [batch, sequence, heads, width] = desc.forward.q.shape;
+    let causal = desc.forward.options.causal;
+    let forward = desc.forward.plan(device.target())?;
+    let of_forward = tensors(device, &forward, inputs)?;
+    time(stream, &forward, &of_forward)?;
+    let named = |name: &str| forward.tensors().iter().position(|spec| spec.name == name).unwrap_or(0);
+    let given = ["q", "k", "v", "o", "lse"].map(|name| (name, Rc::clone(&of_forward[named(name)])));
+    let given: Vec<_> = given.into_iter().chain(inputs.iter().cloned()).collect();
+    let operations =
+        10.0 * (batch * heads) as f64 * (sequence * sequence * width) as f64 / if causal { 2.0 } else { 1.0 };
+    println!("d{width} sequence {sequence} {}", if causal { "causal" } else { "full" });
+    let mut first: Option<Vec<Vec<f32>>> = None;
+    for (name, algorithm) in fused_algorithms(width, device.target()) {
+        let Ok(plan) = desc.plan_with(device.target(), algorithm) else { continue };
+        let of_plan = tensors(device, &plan, &given)?;
+        plan.warm_up(device)?;
+        let us = time_whole(stream, &plan, &of_plan)?;
+        let steps = time(stream, &plan, &of_plan)?;
+        let steps: Vec<_> = steps.iter().map(|us| format!("{us:.0}")).collect();
+        let rate = operations / us / 1e6;
+        print!("  {us:>8.1} us {rate:>6.1} TFLOP/s ({}) {name}", steps.join(" + "));
+        let written: Vec<_> = of_plan
+            .iter()
+            .zip(plan.tensors())
+            .filter(|(_, spec)| spec.access == Access::Write && ["dq", "dk", "dv"].contains(&spec.name))
+            .map(|(tensor, _)| tensor)
+            .collect();
+        // The others are sums of one block each.
+        let bytes = || written[0].to_bytes();
+        let before = bytes()?;
+        if matches!(algorithm, BackwardAlgorithm::WgmmaFused { heads_at_once: None, .. }) {
+            let bindings: Vec<_> = of_plan.iter().map(|tensor| tensor.binding()).collect();
+            let mut others = 0;
+            for _ in 0..RUNS {
+                for step in plan.steps() {
+                    stream.launch(step, &bindings)?;
+                }
+                stream.synchronize()?;
+                others += usize::from(bytes()? != before);
+            }
+            print!("; {others} of {RUNS} runs differ");
+        }
+        let gradients = written.iter().map(|tensor| floats(tensor)).collect::<Result<Vec<_>, _>>()?;
+        match &first {
+            None => first = Some(gradients),
+            Some(first) => {
+                let far = first.iter().zip(&gradients).map(|(a, b)| distance(b, a));
+                print!("; apart {}", far.map(|x| format!("{x:.1e} ")).collect::<String>());
+                let greatest = |(a, b): (&Vec<f32>, &Vec<f32>)| {
+                    a.iter()
+                        .zip(b)
+                        .map(|(a, b)| (a - b).abs())
+                        .fold(0.0, |a, b| if b > a || b.is_nan() { b } else { a })
+                };
+                let most = first.iter().zip(&gradients).map(greatest);
+                print!("at most {}", most.map(|x| format!("{x:.1e} ")).collect::<String>());
+            }
+        }
+        println!();
+    }
+    Ok(())
+}
+
+/// Times one sweep for all gradients.
+fn fused((device, stream): (&Device, &Stream), widths: &[usize]) -> Result<(), Error> {
+    let elements = TOKENS * ELEMENTS;
+    let input = |(seed, name): (u64, &'static str)| {
+        let tensor = Tensor::from_bytes(device, DType::BF16, &random(elements, seed), &[elements])?;
+        Ok((name, Rc::new(tensor)))
+    };
+    let inputs = [(1, "q"), (2, "k"), (3, "v"), (99, "dy")].map(input);
+    let inputs = inputs.into_iter().collect::<Result<Vec<_>, Error>>()?;
+    for width in widths {
+        for sequence in [4096, 1024, 16384, 512] {
+            for causal in [false, true] {
+                measure_fused((device, stream), &problem_of(*width, sequence, masked(causal)), &inputs)?;
+            }
+        }
+    }
+    Ok(())
+}
+
 fn write(directory: &Path) -> Result<(), Error> {
     for width in [64, 128, 256] {
         for causal in [false, true] {
@@ -223,6 +357,9 @@ fn main() -> Result<(), Error> {
     let device = Device::best();
     let (stream, target) = (device.stream()?, device.target());
     println!("{}, {target}", device.name());
+    if args.first().is_some_and(|mode| mode == "fused") {
+        return fused((&device, &stream), if widths.is_empty() { &[128, 64] } else { &widths });
+    }
     let of_blocks = args.first().is_some_and(|mode| mode == "mma");
     for width in if widths.is_empty() { vec![64, 128, 256] } else { widths } {
         let bias = Some(Layout::contiguous([1, 1, SEQUENCE, SEQUENCE]));
