@@ -515,9 +515,9 @@ pub fn wgmma_fused(width: usize, queries: u32) -> Option<WgmmaFused> {
 /// From here on, queries are enough for one sweep.
 pub const ENOUGH_QUERIES_FUSED: u32 = 512;
 
-/// Bytes of queries, of gradients of the result and of sums that heads side by side in the grid's order may have: about half of what the
-/// L2 cache of sm_90 holds.
-const HEADS_BYTES: u64 = 24 << 20;
+/// Bytes of queries, of gradients of the result and of sums that heads side by side in the grid's order may have. What leaves the L2
+/// cache is read once for all blocks of a head that run at once.
+const HEADS_BYTES: u64 = 64 << 20;
 
 /// How many heads of keys are side by side in the order of the blocks of the kernel for all gradients at once: a power of two that divides
 /// `heads`. The more there are, the fewer blocks of one head begin together, of which each waits for the one before; and the more

@@ -77,11 +77,13 @@ impl<'k> Span<'k> {
         self.walk([from, below], [last - self.right, first + self.left], self.queries, complete, columns)
     }
 
-    /// The last one of the tiles of `rows` keys, a power of two, whose [walk](Self::walk_queries) comes to the tile of `columns` queries from
-    /// `first` on, if any does. With it do all before it, down to the first one that does.
-    pub(in crate::attention) fn last_tile_at(&self, first: I32<'k>, columns: u32, rows: u32) -> U32<'k> {
-        let last = (first + (columns.cast_signed() - 1) + self.right).min(self.keys - 1i32);
-        last.max(0i32).to_u32() >> rows.trailing_zeros()
+    /// The first one of the tiles of `rows` keys, a power of two, whose [walk](Self::walk_queries) comes to the tile of queries from `first` on,
+    /// if any does. With it do all behind it, up to the last one that does.
+    pub(in crate::attention) fn first_tile_at(&self, first: I32<'k>, rows: u32) -> U32<'k> {
+        if !self.kind.band {
+            return first.k().lit(0u32);
+        }
+        (first - self.left).max(0i32).to_u32() >> rows.trailing_zeros()
     }
 
     /// Tiles of what lies from the first place below the second; `whole` are the first and the last column that sees all

@@ -5,16 +5,16 @@
 //! to shared memory too, where both groups read it: each has a part of `dq^T = k^T ds^T`, the product over the block's keys. Warps
 //! beside the one that fetches add these to a sum of `f32` in global memory, which [`FinishQueries`](super::finish::FinishQueries) rounds.
 //!
-//! Blocks add to a tile of queries in one order, so that results are the same from run to run. A counter for each tile and each half of it says
-//! whose [turn](Turn) it is. The first one stores, and nothing need be cleared but the counters. A block waits only for blocks of the same key
-//! head that come before it in the grid, and blocks begin in the grid's order; so the first of those that have not ended waits for nobody, and
-//! all end, however many run at once.
+//! Blocks add to a tile of queries in one order, so that results are the same from run to run: that of the tiles of keys. A counter for each
+//! tile of queries and each half of it says whose [turn](Turn) it is. The first one stores, and nothing need be cleared but the counters. A
+//! block waits only for blocks of the same key head that come before it in the grid, and blocks begin in the grid's order; so the
+//! first of those that have not ended waits for nobody, and all end, however many run at once.
 //!
-//! Without a mask all blocks of a key head begin at its first queries, and the block of each tile of keys adds after that of the tile before:
-//! once it lags one tile of queries behind, nobody waits. As many heads as [`heads_at_once`](crate::attention::tuning::heads_at_once) says are
-//! side by side in the grid's order, so that few blocks of one head begin at once. With a mask of positions, blocks begin at the first
-//! queries that see their keys, the last keys first: the blocks that add to a tile of queries come to it one after the other (the shift
-//! schedule of "DASH: Deterministic Attention Scheduling for High-throughput Reproducible LLM Training").
+//! All blocks of a key head walk from the last queries that see their keys to the first ones. Once a block lags one tile of queries behind the one
+//! of the tile of keys before, nobody waits (a shift schedule, as in "DASH: Deterministic Attention Scheduling for High-throughput
+//! Reproducible LLM Training"); with a causal mask the blocks that have the most to do begin first. As many heads as
+//! [`heads_at_once`](crate::attention::tuning::heads_at_once) says are side by side in the grid's order, so that few blocks of one head
+//! begin at once.
 
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{
@@ -69,6 +69,8 @@ struct FusedBlock<'k> {
     tile: U32<'k>,
     first: I32<'k>,
     walk: Walk<'k>,
+    /// The first queries of the tiles at both ends of the walk, added up.
+    ends: I32<'k>,
     base: U32<'k>,
     own_ready: Mbarrier<'k>,
     pipeline: Pipeline<'k>,
@@ -123,12 +125,13 @@ impl WgmmaFusedBackward {
         let ones = (k.lit(1u32) << shift) - 1;
         let key_head = (k.block_idx_y() << shift) + (x & ones);
         let tile = x >> shift;
-        let tile = if self.kind.band { (k.grid_dim_x() >> shift) - 1 - tile } else { tile };
         let batch = k.block_idx_z();
         let span = Span::new(self.kind, &p, batch);
         let first = (tile * WgmmaFused::ROWS).to_i32();
         let walk = span.walk_queries(first, first + WgmmaFused::ROWS.cast_signed(), columns);
-        FusedBlock { span, key_head, batch, tile, first, walk, base, own_ready, pipeline, gradients }
+        let last = walk.end - 1i32;
+        let ends = walk.from + last - (last - walk.from) % columns.cast_signed();
+        FusedBlock { span, key_head, batch, tile, first, walk, ends, base, own_ready, pipeline, gradients }
     }
 
     /// Where a tile of the pipeline begins.
@@ -156,7 +159,7 @@ impl WgmmaFusedBackward {
         k.fold(k.range(first, first + a.problem.group, 1u32), init, body)
     }
 
-    /// The first queries of the tiles of a head.
+    /// The first queries of the tiles of a head, counted from the other end: a block takes them from the last to the first.
     fn steps<'k>(&self, k: K<'k>, block: &FusedBlock<'k>) -> warpwright_dsl::Range<'k, i32> {
         k.range(block.walk.from, block.walk.end, self.config.columns.cast_signed())
     }
@@ -174,8 +177,8 @@ impl WgmmaFusedBackward {
         let _ = self.heads(k, a, block, pipeline.start(k), |head, pipe| {
             let of_head = [head, block.batch];
             let kinds = (block.batch * a.problem.heads + head) * 2;
-            k.fold(self.steps(k, block), pipe, |at, pipe| {
-                let row = at.to_u32();
+            k.fold(self.steps(k, block), pipe, |step, pipe| {
+                let row = (block.ends - step).to_u32();
                 let more = self.config.statistics_bytes();
                 let ready = pipeline.producer_acquire(pipe, tile.bytes() + more);
                 tile.fetch(a.queries, self.tile(block, pipe), (row, zero), &of_head, ready);
@@ -188,28 +191,20 @@ impl WgmmaFusedBackward {
         });
     }
 
-    /// The turn of the block at the tile of queries that begins at `at`: how many blocks add to it before.
-    fn turn<'k>(&self, block: &FusedBlock<'k>, at: I32<'k>) -> U32<'k> {
-        if !self.kind.band {
-            return block.tile;
-        }
-        block.span.last_tile_at(at, self.config.columns, WgmmaFused::ROWS) - block.tile
-    }
-
     /// Adds what group `group` has of each step to the sums in global memory, in turn.
     fn add_up<'k>(&self, k: K<'k>, a: &WgmmaFusedParams<'k>, block: &FusedBlock<'k>, group: U32<'k>) {
         let WgmmaFused { columns, dq_buffers, .. } = self.config;
         let half = self.config.half_bytes();
         let pipeline = block.gradients.part(group * dq_buffers, dq_buffers);
         let from = group.mul_add(half * dq_buffers, block.base + self.config.places(self.dtype).dq);
-        let from_tile = block.walk.from.to_u32() / columns;
+        let last = (block.ends - block.walk.from).to_u32() / columns;
         let _ = self.heads(k, a, block, pipeline.start(k), |head, pipe| {
-            let tile = (block.batch * a.problem.heads + head).mad_wide(a.sums.tiles, from_tile.to_u64());
+            let tile = (block.batch * a.problem.heads + head).mad_wide(a.sums.tiles, last.to_u64());
             let number = tile * u64::from(WgmmaFused::GROUPS) + group.to_u64();
-            let (pipe, _) = k.fold(self.steps(k, block), (pipe, number), |at, (pipe, number)| {
+            let (pipe, _) = k.fold(self.steps(k, block), (pipe, number), |step, (pipe, number)| {
                 let turns = Turn::new(a.sums.counters.at(number));
                 let sums = a.sums.dq.at(number * u64::from(half / 4));
-                let turn = self.turn(block, at);
+                let turn = block.tile - block.span.first_tile_at(block.ends - step, WgmmaFused::ROWS);
                 turns.wait(turn);
                 pipeline.consumer_wait(pipe);
                 let from = pipe.stage().mul_add(half, from);
@@ -219,7 +214,7 @@ impl WgmmaFusedBackward {
                 pipeline.consumer_release(pipe);
                 k.wait_stored(0);
                 turns.pass();
-                (pipeline.next(pipe), number + u64::from(WgmmaFused::GROUPS))
+                (pipeline.next(pipe), number - u64::from(WgmmaFused::GROUPS))
             });
             pipe
         });
@@ -349,15 +344,15 @@ impl<'k> Group<'k, '_> {
         let Walk { from, end, .. } = self.block.walk;
         let Some(scores) = &self.scores else {
             let steps = self.fused.steps(k, self.block);
-            return k.fold(steps, turns, |at, turns| self.step(k, scorer, at, turns, None));
+            return k.fold(steps, turns, |step, turns| self.step(k, scorer, step, turns, None));
         };
         let all = || {
             self.block.pipeline.consumer_wait(turns.pipe);
             scores.restart(self.keys, self.tile(turns.pipe, false), 0..self.fused.config.width);
             scores.wait(0);
-            let last = end - 1i32 - (end - 1i32 - from) % columns;
-            let turns = k.fold(k.range(from, last, columns), turns, |at, turns| {
-                self.step(k, scorer, at, turns, Some(true))
+            let last = self.block.ends - from;
+            let turns = k.fold(k.range(from, last, columns), turns, |step, turns| {
+                self.step(k, scorer, step, turns, Some(true))
             });
             self.step(k, scorer, last, turns, Some(false))
         };
@@ -371,16 +366,17 @@ impl<'k> Group<'k, '_> {
         (tile, tile.descriptor(self.fused.tile(self.block, pipe)))
     }
 
-    /// The step of the tile of queries that begins at `at`. `ahead` says that its scores are being computed already, and whether
+    /// The step of the tile of queries that begins so far before the [end](FusedBlock::ends). `ahead` says that its scores are being computed already, and whether
     /// those of the next tile are to be.
     fn step(
         &self,
         k: K<'k>,
         scorer: &Scorer<'k, f32>,
-        at: I32<'k>,
+        step: I32<'k>,
         turns: Turns<'k>,
         ahead: Option<bool>,
     ) -> Turns<'k> {
+        let at = self.block.ends - step;
         let FusedBlock { pipeline, .. } = *self.block;
         let WgmmaFusedBackward { config, dtype, .. } = *self.fused;
         let (queries, dy) = (turns.pipe, pipeline.next(turns.pipe));
