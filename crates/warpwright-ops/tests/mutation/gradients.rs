@@ -1,6 +1,6 @@
-//! The gradients of attention with `wgmma`.
+//! The gradients of attention with `wgmma`, in sweeps for each and in one for all.
 
-use warpwright_ops::attention::tuning::{WgmmaSweep, WgmmaSweeps};
+use warpwright_ops::attention::tuning::{WgmmaFused, WgmmaSweep, WgmmaSweeps};
 use warpwright_ops::attention::{
     AttentionBackwardDesc, AttentionDesc, AttentionOptions, BackwardAlgorithm, Window,
 };
@@ -118,4 +118,39 @@ fn defects_of_more_gradients_of_warpgroups_are_noticed() {
     check(true, 1, true, true);
     check(false, 2, false, true);
     check(false, 1, true, false);
+}
+
+/// Several tiles of keys and of queries, and tiles of keys that nobody sees; the rest as in [`CASES`].
+const FUSED_CASES: [Case; 6] = [
+    ([70, 300, 64, 64, 2, 1], true, None),
+    ([100, 140, 64, 40, 2, 2], true, Some(20)),
+    ([300, 130, 40, 64, 1, 1], true, Some(100)),
+    ([20, 9, 64, 64, 1, 1], false, None),
+    ([70, 300, 64, 64, 2, 1], false, None),
+    ([65, 129, 64, 64, 2, 2], false, Some(30)),
+];
+
+const FUSED: Sweep = Sweep { survivors: &[], by_line: true, skipped: |_| false, ..Sweep::new(plain) };
+
+fn check_fused(positions: bool, buffers: u32, ahead: bool, early_values: bool) {
+    let layout = WgmmaFused {
+        columns: 32,
+        tiles: 3,
+        width: 64,
+        ds_buffers: buffers,
+        dq_buffers: buffers,
+        ahead,
+        early_values,
+    };
+    let algorithm = BackwardAlgorithm::WgmmaFused { layout, heads_at_once: None };
+    FUSED.check(&plans(&FUSED_CASES, |case| {
+        problem(positions, case).plan_with(TARGET, algorithm).expect("plan")
+    }));
+}
+
+#[test]
+#[ignore = "nightly: mutation-gradients"]
+fn defects_of_all_gradients_at_once_are_noticed() {
+    check_fused(true, 1, false, false);
+    check_fused(false, 2, true, true);
 }

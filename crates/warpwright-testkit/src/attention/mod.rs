@@ -40,6 +40,7 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
                 let has_unit = match situation.unit {
                     Unit::Chosen => true,
                     Unit::Copies => dtype == DType::F32,
+                    Unit::Fused(_) => half && backward,
                     _ => half && !backward,
                 };
                 if !has_unit || backward && skipped {
@@ -338,8 +339,15 @@ impl AttentionSubject {
         target: Target,
     ) -> Result<Plan<AttentionBackwardDesc>, PlanError> {
         let s = &self.situation;
-        let of =
-            |work| tuning::split_f16(work, target, s.width.max(s.value_width), desc.forward.options.kind());
+        let width = s.width.max(s.value_width);
+        if let Unit::Fused(layout) = s.unit
+            && target.sm == 90
+        {
+            let layouts = tuning::wgmma_fused_layouts(width);
+            let algorithm = BackwardAlgorithm::WgmmaFused { layout: layouts[layout], heads_at_once: None };
+            return desc.plan_with(target, algorithm);
+        }
+        let of = |work| tuning::split_f16(work, target, width, desc.forward.options.kind());
         match of(Work::Queries).zip(of(Work::KeysAndValues)).filter(|_| s.unit == Unit::Copies) {
             Some((queries, keys)) => desc.plan_with(target, BackwardAlgorithm::SplitF16 { queries, keys }),
             None => desc.plan(target),

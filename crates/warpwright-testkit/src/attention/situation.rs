@@ -51,6 +51,8 @@ pub(super) enum Unit {
     Wgmma,
     /// The same with few blocks that stay for all tiles of queries.
     Persistent,
+    /// All gradients in one sweep, where the target has it, with the layout of this number.
+    Fused(usize),
     /// Products of `f32` from copies, in both directions, where the target has them: what tuning chooses for more rows.
     Copies,
 }
@@ -150,6 +152,9 @@ impl Situation {
         add(self.unit == Unit::Warps, "products of warps");
         add(self.unit == Unit::Parts, "parts");
         add(self.unit == Unit::Copies, "copies");
+        if let Unit::Fused(layout) = self.unit {
+            add(true, &format!("one sweep, layout {layout}"));
+        }
         add(self.unit == Unit::Persistent, "persistent blocks");
         add(self.sizes == Sizes::OfTiles, "sizes of tiles far apart");
         add(self.sizes == Sizes::OfRows, "sizes of rows far apart");

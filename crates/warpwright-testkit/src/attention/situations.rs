@@ -80,6 +80,7 @@ pub(super) fn situations(scope: Scope) -> Vec<Situation> {
     all.extend(of_units());
     all.extend(persistent());
     all.extend(of_copies());
+    all.extend(fused());
     if scope == Scope::Full {
         for width in [8, 16, 56, 64, 72, 96, 128, 200, 256] {
             let causal = Modification { causal: true, ..none };
@@ -301,6 +302,42 @@ fn persistent() -> Vec<Situation> {
         of(2, 3, [70, 5, 64, 64], none),
         of(2, 2, [130, 140, 128, 128], everything),
         of(2, 1, [260, 70, 200, 256], none),
+    ]
+}
+
+/// All gradients in one sweep: several tiles of keys, which add to tiles of queries in turn, parts of tiles at the ends, queries and keys that
+/// see nothing, and more heads than are side by side.
+fn fused() -> Vec<Situation> {
+    let none = Modification::default();
+    let causal = Modification { causal: true, ..none };
+    let of = |layout, [queries, keys, width, value_width]: [usize; 4], modification| Situation {
+        queries,
+        keys,
+        width,
+        value_width,
+        modification,
+        unit: Unit::Fused(layout),
+        ..PLAIN
+    };
+    vec![
+        of(0, [200, 300, 64, 64], none),
+        Situation {
+            batch: 2,
+            heads: 4,
+            key_heads: 2,
+            rows: Rows::ByHead,
+            ..of(0, [150, 140, 64, 40], causal)
+        },
+        of(0, [300, 130, 64, 64], Modification { left: Some(100), right: Some(20), ..none }),
+        Situation { batch: 3, ..of(0, [130, 200, 64, 64], Modification { lengths: true, ..causal }) },
+        of(0, [150, 270, 128, 128], none),
+        Situation {
+            heads: 3,
+            key_heads: 3,
+            ..of(0, [70, 140, 96, 128], Modification { left: Some(30), ..causal })
+        },
+        Situation { batch: 3, ..of(0, [70, 150, 128, 72], Modification { lengths: true, ..none }) },
+        of(0, [130, 130, 64, 64], Modification { sinks: true, top_left: true, ..causal }),
     ]
 }
 

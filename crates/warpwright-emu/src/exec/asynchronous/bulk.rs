@@ -13,6 +13,7 @@ use crate::code::asynchronous::{Bulk, Direction, End, Place, Reduction, Remote, 
 use crate::code::layout::Slot;
 use crate::context::Context;
 use crate::counters;
+use crate::events::AccessKind;
 use crate::events::asynchronous::Part;
 use crate::events::problem::{self, Problem};
 use crate::events::view::View;
@@ -241,12 +242,13 @@ impl Context<'_> {
                         }
                         Where::Global(which, offset) => {
                             let allocation = transfer.allocations[usize::from(which)].clone();
-                            // Bulk reductions to global memory are atomic, element by element.
-                            let weak = !(write && transfer.reduction.is_some());
-                            if weak {
-                                let range = (offset, run.bytes as u64);
-                                self.issue_global(issuer, &allocation, range, write, true);
-                            }
+                            let kind = match write {
+                                true if transfer.reduction.is_some() => AccessKind::Atomic,
+                                true => AccessKind::Write,
+                                false => AccessKind::Read,
+                            };
+                            let range = (offset, run.bytes as u64);
+                            self.issue_global(issuer, &allocation, range, kind, true);
                         }
                     }
                 }

@@ -8,6 +8,7 @@ use super::reach::Need;
 use crate::code::asynchronous::{Limit, Place};
 use crate::context::Context;
 use crate::counters::Direction;
+use crate::events::AccessKind;
 use crate::events::asynchronous::Part;
 use crate::events::view::View;
 use crate::exec::global::lanes_of;
@@ -53,7 +54,7 @@ impl Context<'_> {
                     continue;
                 };
                 let one = Issuer { lanes: 1 << lane, ..issuer };
-                self.issue_global(one, &allocation, (offset, u64::from(wanted)), false, false);
+                self.issue_global(one, &allocation, (offset, u64::from(wanted)), AccessKind::Read, false);
                 source = (index_of(&mut copies.allocations, allocation), offset, wanted);
             }
             copies.dst[lane] = spot.address;

@@ -210,15 +210,16 @@ impl Context<'_> {
         issuer: Issuer,
         allocation: &Allocation,
         (offset, bytes): (u64, u64),
-        write: bool,
+        kind: AccessKind,
         proxy: bool,
     ) {
         let Some(races) = &mut self.races else { return };
         let (warp, lane) = (issuer.warp, issuer.lanes.trailing_zeros());
-        let kind = if write { AccessKind::Write } else { AccessKind::Read };
-        let access = events::Access { warp, pc: issuer.pc, bytes: 32, kind, strength: Strength::Weak };
+        // Reductions are atomic element by element, relaxed at device scope.
+        let strength = if kind == AccessKind::Atomic { Strength::Gpu } else { Strength::Weak };
+        let access = events::Access { warp, pc: issuer.pc, bytes: 32, kind, strength };
         races.one_lane(&allocation.races, offset, bytes, lane, access, &mut self.findings);
-        if write || !proxy {
+        if kind != AccessKind::Read || !proxy {
             return;
         }
         let instructions = &self.code.ins;
