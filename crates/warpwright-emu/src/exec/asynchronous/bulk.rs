@@ -6,7 +6,7 @@ use warpwright_ptx::tensor_map::{TensorElement, TensorFill, TensorInterleave, Te
 use warpwright_ptx::{AtomOp, BinaryOp, BulkOp, Modifiers, ScalarType, StateSpace};
 
 use super::copy::index_of;
-use super::queue::{Family, Pending, Segment, Transfer, Where, Work};
+use super::queue::{Family, Pending, Segment, Transfer, Where, Work, Written};
 use super::reach::{Need, Spot};
 use super::{Issuer, Remark, tile};
 use crate::code::asynchronous::{Bulk, Direction, End, Place, Reduction, Remote, Tensor};
@@ -232,7 +232,7 @@ impl Context<'_> {
         group: bool,
     ) {
         let id = self.begin_transfer(issuer, name, &transfer);
-        let mut view = View::default();
+        let (mut view, mut written) = (View::default(), Vec::new());
         if self.races.is_some() {
             for (segments, write) in [(&transfer.gather, false), (&transfer.scatter, true)] {
                 for run in runs(segments) {
@@ -249,6 +249,9 @@ impl Context<'_> {
                             };
                             let range = (offset, run.bytes as u64);
                             self.issue_global(issuer, &allocation, range, kind, true);
+                            if write {
+                                written.push(Written { allocation, range, kind });
+                            }
                         }
                     }
                 }
@@ -259,7 +262,7 @@ impl Context<'_> {
             }
         }
         if group {
-            self.join_group(Family::Bulk, issuer, id);
+            self.join_group(Family::Bulk, issuer, id, written);
         }
         self.queue_transfer(issuer, id, view, Transfer { counted: bytes, ..transfer });
     }

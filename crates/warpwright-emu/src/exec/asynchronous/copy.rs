@@ -76,7 +76,7 @@ impl Context<'_> {
         if let Some(races) = &mut self.races {
             races.issue(issuer.warp);
         }
-        self.join_group(Family::Copy, issuer, id);
+        self.join_group(Family::Copy, issuer, id, Vec::new());
         self.enqueue(Pending { id, issuer, view: View::default(), work: Work::Copies(Box::new(copies)) });
     }
 

@@ -7,6 +7,7 @@ use warpwright_ptx::{AtomOp, ScalarType};
 use super::reach::Spot;
 use super::{Issuer, Remark};
 use crate::context::Context;
+use crate::events::AccessKind;
 use crate::events::asynchronous::Part;
 use crate::events::view::View;
 use crate::exec::global::{alike, lanes_of};
@@ -90,6 +91,16 @@ pub(super) struct Outstanding {
     handed: u32,
     /// Whether the end of its reads was waited for.
     read: bool,
+    /// What it writes to global memory. A release does not cover that before its end was waited for.
+    written: Vec<Written>,
+}
+
+/// A range of global memory that an operation writes.
+#[derive(Clone)]
+pub(super) struct Written {
+    pub(super) allocation: Arc<Allocation>,
+    pub(super) range: (u64, u64),
+    pub(super) kind: AccessKind,
 }
 
 /// The groups of a warp.
@@ -119,7 +130,7 @@ impl Context<'_> {
     }
 
     /// Enters an operation into the open groups of its lanes.
-    pub(super) fn join_group(&mut self, family: Family, issuer: Issuer, id: u32) {
+    pub(super) fn join_group(&mut self, family: Family, issuer: Issuer, id: u32, written: Vec<Written>) {
         let groups = self.groups(family, issuer);
         for (group, same) in alike(issuer.lanes, groups.closed) {
             groups.outstanding.push(Outstanding {
@@ -129,6 +140,7 @@ impl Context<'_> {
                 group,
                 handed: 0,
                 read: false,
+                written: written.clone(),
             });
         }
     }
@@ -165,6 +177,7 @@ impl Context<'_> {
     pub(super) fn wait_groups(&mut self, family: Family, issuer: Issuer, pending: u32, read_only: bool) {
         let groups = self.groups(family, issuer);
         let mut covered: Vec<(u32, u32)> = Vec::new();
+        let mut written = Vec::new();
         for o in &mut groups.outstanding {
             let older = |l: &usize| o.group + pending < groups.closed[*l];
             let lanes = lanes_of(o.lanes & issuer.lanes).filter(older).fold(0u32, |m, l| m | 1 << l);
@@ -176,11 +189,15 @@ impl Context<'_> {
                 o.read = true;
             } else {
                 o.lanes &= !lanes;
+                written.extend(o.written.drain(..).map(|range| (o.pc, lanes, range)));
             }
         }
         groups.outstanding.retain(|o| o.lanes != 0);
         for &(id, lanes) in &covered {
             self.force(id, lanes, read_only);
+        }
+        for (pc, lanes, range) in written {
+            self.enter_written(Issuer { pc, lanes, ..issuer }, &range);
         }
         let Some(races) = &mut self.races else { return };
         while let Some(&(_, lanes)) = covered.first() {
@@ -195,6 +212,13 @@ impl Context<'_> {
             }
             races.accept_ends(issuer.warp, lanes, issuer.live, &parts);
         }
+    }
+
+    /// Enters once more what an operation has written to global memory, now that it is known to have.
+    fn enter_written(&mut self, issuer: Issuer, written: &Written) {
+        self.on_rank(issuer.rank, |cx| {
+            cx.issue_global(issuer, &written.allocation, written.range, written.kind, true);
+        });
     }
 
     /// Puts an operation into the queue, or completes it if that is the policy.
@@ -284,7 +308,7 @@ impl Context<'_> {
     /// Says what threads that have exited did not wait for.
     pub(super) fn report_pending(&mut self) {
         self.report_unseen_objects();
-        let mut left = Vec::new();
+        let (mut left, mut written) = (Vec::new(), Vec::new());
         for (family, groups) in [
             (Family::Copy, &self.cluster.asynchronous.copies),
             (Family::Bulk, &self.cluster.asynchronous.bulks),
@@ -293,12 +317,17 @@ impl Context<'_> {
             warps.sort_by_key(|(key, _)| **key);
             for (&(rank, warp), groups) in warps {
                 for o in &groups.outstanding {
+                    let issuer = Issuer { rank, warp, lanes: o.lanes, live: 0, pc: o.pc };
+                    written.extend(o.written.iter().map(|range| (issuer, range.clone())));
                     let lanes = o.lanes & !o.handed;
                     if lanes != 0 && !o.read {
                         left.push((family, rank, warp, lanes, o.pc));
                     }
                 }
             }
+        }
+        for (issuer, range) in written {
+            self.enter_written(issuer, &range);
         }
         for (family, rank, warp, lanes, pc) in left {
             let (kind, message, help) = match family {
