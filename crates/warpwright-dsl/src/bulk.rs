@@ -49,6 +49,34 @@ impl<'k> Ptr<'k, ReadWrite, f32> {
     }
 }
 
+impl<'k> Ptr<'k, ReadWrite, u32> {
+    /// The number that is here, which is one more from now on: each thread of the grid that comes here gets another one, from 0 on where zero
+    /// was here. A block that takes its work by such a ticket knows that who took lower ones has begun, which `ctaid` does not say.
+    #[track_caller]
+    pub fn take_ticket(self) -> U32<'k> {
+        let number = self.k.fresh::<u32>();
+        self.count(Some(number), Semantics::Relaxed);
+        number
+    }
+
+    /// Adds 1 to what is here, and says what was before.
+    #[track_caller]
+    fn count(self, before: Option<U32<'k>>, semantics: Semantics) {
+        self.k.emit(Inst::Atom {
+            op: AtomOp::Add,
+            space: StateSpace::Global,
+            ty: ScalarType::U32,
+            ordering: Ordering::new(semantics, Scope::Gpu),
+            noftz: false,
+            dst: before.map(|before| before.id()),
+            addr: self.operand(),
+            b: 1u32.operand(),
+            c: None,
+            policy: None,
+        });
+    }
+}
+
 impl<'k> K<'k> {
     /// Waits until at most the last `pending` groups of bulk copies of the thread are not yet in global memory.
     #[track_caller]
@@ -61,7 +89,7 @@ impl<'k> K<'k> {
 /// turn. Who waits for turn `n` sees, and bulk copies of its do too, what the ones with the turns before did before they
 /// [passed](Self::pass) theirs.
 ///
-/// Blocks that have not begun pass no turn: a block waits only for turns of blocks that begin before it.
+/// Blocks that have not begun pass no turn: a block waits only for turns of blocks that have, as [tickets](Ptr::take_ticket) say.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "it records instructions but does nothing"]
 pub struct Turn<'k> {
@@ -99,18 +127,6 @@ impl<'k> Turn<'k> {
     /// Ends the turn: after [`K::wait_stored`], if bulk copies were started in it.
     #[track_caller]
     pub fn pass(self) {
-        let k = self.counter.k;
-        k.emit(Inst::Atom {
-            op: AtomOp::Add,
-            space: StateSpace::Global,
-            ty: ScalarType::U32,
-            ordering: Ordering::new(Semantics::Release, Scope::Gpu),
-            noftz: false,
-            dst: None,
-            addr: self.counter.operand(),
-            b: 1u32.operand(),
-            c: None,
-            policy: None,
-        });
+        self.counter.count(None, Semantics::Release);
     }
 }

@@ -208,12 +208,8 @@ fn fused_algorithms(width: usize, target: Target) -> Vec<(String, BackwardAlgori
     let sweeps = tuning::wgmma_sweeps(DType::BF16, target, width).map(BackwardAlgorithm::Wgmma);
     let mut all: Vec<_> = sweeps.into_iter().map(|algorithm| ("two sweeps".to_owned(), algorithm)).collect();
     for (i, layout) in tuning::wgmma_fused_layouts(width).into_iter().enumerate() {
-        let WgmmaFused { columns, tiles, ds_buffers, dq_buffers, ahead, early_values, .. } = layout;
-        let name = format!(
-            "{columns} queries, {tiles} tiles, ds {ds_buffers}, dq {dq_buffers}{}{}",
-            if ahead { ", ahead" } else { "" },
-            if early_values { ", early values" } else { "" }
-        );
+        let WgmmaFused { columns, tiles, ahead, .. } = layout;
+        let name = format!("{columns} queries, {tiles} tiles{}", if ahead { ", ahead" } else { "" });
         all.push((name.clone(), BackwardAlgorithm::WgmmaFused { layout, heads_at_once: None }));
         let others = [1, 4, 16].map(Some).into_iter().filter(|_| i == 0);
         all.extend(others.map(|heads_at_once| {

@@ -473,35 +473,15 @@ pub fn wgmma_sweeps(dtype: DType, target: Target, width: usize) -> Option<WgmmaS
 
 /// Layouts of the kernel for all gradients at once, for head dimensions up to `width`, the one that is chosen first; for comparisons.
 pub fn wgmma_fused_layouts(width: usize) -> Vec<WgmmaFused> {
-    let of = |columns, tiles, [ds_buffers, dq_buffers]: [u32; 2], ahead, early_values| WgmmaFused {
+    let of = |columns, ahead| WgmmaFused {
         columns,
-        tiles,
+        tiles: 4,
         width: if width <= 64 { 64 } else { 128 },
-        ds_buffers,
-        dq_buffers,
         ahead,
-        early_values,
     };
     match width {
-        ..=64 => vec![
-            of(128, 4, [1, 1], false, false),
-            of(128, 4, [2, 1], false, false),
-            of(128, 4, [1, 2], false, false),
-            of(96, 4, [2, 2], false, false),
-            of(96, 4, [2, 2], false, true),
-            of(96, 4, [2, 2], true, false),
-            of(96, 4, [2, 2], true, true),
-            of(64, 6, [2, 2], true, true),
-        ],
-        65..=128 => vec![
-            of(64, 4, [2, 1], false, false),
-            of(64, 4, [2, 1], false, true),
-            of(64, 4, [1, 2], false, true),
-            of(64, 4, [1, 1], false, true),
-            of(64, 4, [2, 1], true, false),
-            of(64, 4, [2, 1], true, true),
-            of(64, 4, [1, 2], true, true),
-        ],
+        ..=64 => vec![of(128, false), of(96, false)],
+        65..=128 => vec![of(64, false), of(64, true)],
         _ => Vec::new(),
     }
 }
@@ -512,19 +492,25 @@ pub fn wgmma_fused(width: usize, queries: u32) -> Option<WgmmaFused> {
     wgmma_fused_layouts(width).first().copied().filter(|_| enough)
 }
 
-/// From here on, queries are enough for one sweep.
+/// From here on, queries are enough for one sweep: the fewest that were timed.
 pub const ENOUGH_QUERIES_FUSED: u32 = 512;
 
-/// Bytes of queries, of gradients of the result and of sums that heads side by side in the grid's order may have. What leaves the L2
-/// cache is read once for all blocks of a head that run at once.
+/// Bytes of queries, of gradients of the result and of sums that heads side by side may have. What leaves the L2 cache is read once for
+/// all blocks of a head that run at once.
 const HEADS_BYTES: u64 = 64 << 20;
 
 /// How many heads of keys are side by side in the order of the blocks of the kernel for all gradients at once: a power of two that divides
-/// `heads`. The more there are, the fewer blocks of one head begin together, of which each waits for the one before; and the more
-/// queries are in use at once.
-pub fn heads_at_once(heads: u32, group: u32, queries: u32, width: u32) -> u32 {
-    let bytes = u64::from(group) * u64::from(queries.max(1)) * u64::from(width) * 8;
-    let most = u32::try_from(HEADS_BYTES / bytes.max(1)).unwrap_or(u32::MAX).clamp(1, 32);
+/// `heads`. The more there are, the fewer blocks of one head begin together, of which each waits for the one before; and the more queries are in
+/// use at once.
+///
+/// Heads of 128 elements have about as many blocks side by side as there are multiprocessors, so that these have whole heads at once.
+/// Heads of up to 64 elements, whose blocks have half as many steps in which to come apart, four times as many.
+pub fn heads_at_once(heads: u32, group: u32, [queries, keys]: [u32; 2], width: u32) -> u32 {
+    let blocks = if width <= 64 { 512 } else { 128 };
+    let at_once = (blocks / keys.div_ceil(WgmmaFused::ROWS).max(1)).max(1);
+    let bytes = (u64::from(group) * u64::from(queries.max(1))).saturating_mul(u64::from(width) * 8);
+    let in_cache = u32::try_from(HEADS_BYTES / bytes.max(1)).unwrap_or(u32::MAX).max(1);
+    let most = at_once.min(in_cache);
     (1 << most.ilog2()).min(1 << heads.trailing_zeros().min(31))
 }
 

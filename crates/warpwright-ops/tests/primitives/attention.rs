@@ -1,7 +1,7 @@
 //! Attention: gradients of the reference against central differences of it, and what a descriptor or a launch is refused.
 
 use warpwright_ops::attention::reference::{Problem, backward, forward};
-use warpwright_ops::attention::tuning::{self, Wgmma, WgmmaSweep, WgmmaSweeps};
+use warpwright_ops::attention::tuning::{self, Wgmma, WgmmaFused, WgmmaSweep, WgmmaSweeps};
 use warpwright_ops::attention::{
     Algorithm, Alignment, AttentionArgs, AttentionBackwardDesc, AttentionDesc, AttentionGradients,
     AttentionInputs, AttentionOptions, BackwardAlgorithm, Packed, PackedRows, Paged, Scores, attention,
@@ -650,4 +650,71 @@ fn layouts_of_sweeps_are_checked() {
     ] {
         assert!(matches!(plan(wrong), Err(PlanError::Parameter { parameter: "sweeps", .. })), "{wrong:?}");
     }
+}
+
+/// The layout by number of queries and target, and what `plan_with` says of layouts and heads side by side that there are not.
+#[test]
+fn layouts_of_one_sweep_are_checked() {
+    let of_queries = |queries: usize, width: usize| {
+        let q = Layout::contiguous([1, queries, 4, width]);
+        backward_of(AttentionDesc { q, k: q, v: q, o: q, ..of_halves(width) })
+    };
+    let takes = |desc: &AttentionBackwardDesc, target: Target| {
+        let plan = desc.plan(target).expect("plan");
+        plan.steps().iter().any(|step| step.kernel().name().starts_with("attention_backward_bf16_wgfused"))
+    };
+    for width in [8, 64, 96, 128] {
+        assert!(takes(&of_queries(512, width), TARGET), "{width}");
+        assert!(!takes(&of_queries(511, width), TARGET), "{width}");
+    }
+    assert!(!takes(&of_queries(512, 136), TARGET));
+    assert!(!takes(&of_queries(512, 64), Target::sm(80)));
+    assert!(!takes(&of_queries(512, 64), Target::sm(100)));
+
+    let right = WgmmaFused { columns: 64, tiles: 4, width: 64, ahead: false };
+    let plan = |desc: &AttentionBackwardDesc, target, layout, heads_at_once| {
+        desc.plan_with(target, BackwardAlgorithm::WgmmaFused { layout, heads_at_once }).map(|_| ())
+    };
+    let desc = of_queries(70, 64);
+    for heads in [None, Some(1), Some(2), Some(4)] {
+        plan(&desc, TARGET, right, heads).expect("fits");
+    }
+    for wrong in [0, 3, 8] {
+        let refused = plan(&desc, TARGET, right, Some(wrong));
+        assert!(matches!(refused, Err(PlanError::Parameter { parameter: "heads_at_once", .. })), "{wrong}");
+    }
+    let refused = |desc: &AttentionBackwardDesc, target, layout| {
+        let refused = plan(desc, target, layout, None);
+        assert!(matches!(refused, Err(PlanError::Parameter { parameter: "layout", .. })), "{layout:?}");
+    };
+    for wrong in [
+        WgmmaFused { columns: 0, ..right },
+        WgmmaFused { columns: 48, ..right },
+        WgmmaFused { columns: 160, ..right },
+        WgmmaFused { tiles: 1, ..right },
+        WgmmaFused { tiles: 2, ahead: true, ..right },
+        WgmmaFused { tiles: 60, ..right },
+        WgmmaFused { width: 0, ..right },
+        WgmmaFused { width: 96, ..right },
+        WgmmaFused { width: 256, ..right },
+    ] {
+        refused(&desc, TARGET, wrong);
+    }
+    refused(&of_queries(70, 72), TARGET, right);
+    refused(&of_queries(0, 64), TARGET, right);
+    refused(&desc, Target::sm(80), right);
+    let options = AttentionOptions { softcap: Some(Real::new(2.0)), ..AttentionOptions::default() };
+    refused(&backward_of(AttentionDesc { options, ..of_halves(64) }), TARGET, right);
+}
+
+/// As many heads side by side as have a block for each multiprocessor, whatever divides their number.
+#[test]
+fn heads_stand_side_by_side_by_their_length() {
+    let of = |heads, sequence, width| tuning::heads_at_once(heads, 1, [sequence; 2], width);
+    assert_eq!([512, 1024, 4096, 16384].map(|sequence| of(16, sequence, 128)), [16, 16, 4, 1]);
+    assert_eq!([512, 1024, 4096, 16384].map(|sequence| of(32, sequence, 64)), [32, 32, 16, 4]);
+    assert_eq!([1, 3, 6, 12, 0].map(|heads| of(heads, 4096, 128)), [1, 1, 2, 4, 4]);
+    // Queries of a head that are many times its keys, and nothing at all.
+    assert_eq!(tuning::heads_at_once(16, 8, [1 << 16, 512], 128), 1);
+    assert_eq!(tuning::heads_at_once(16, u32::MAX, [u32::MAX, 0], 128), 1);
 }

@@ -7,7 +7,9 @@ use std::path::Path;
 use warpwright_ops::activation::{
     Activation, ActivationBackwardDesc, ActivationDesc, GatedActivation, GatedBackwardDesc, GatedDesc,
 };
-use warpwright_ops::attention::{AttentionBackwardDesc, AttentionDesc, AttentionOptions};
+use warpwright_ops::attention::{
+    AttentionBackwardDesc, AttentionDesc, AttentionOptions, BackwardAlgorithm, tuning,
+};
 use warpwright_ops::batch_norm::{
     BatchNorm, BatchNormBackwardDesc, BatchNormDesc, BatchNormInferenceBackwardDesc, BatchNormInferenceDesc,
     Layout, Momentum, Real,
@@ -66,10 +68,11 @@ const ROW: usize = 4096;
 /// channels, which lie one after the other, for a few elements of each. The seed of dropout has 64 bits and is the same for all lanes,
 /// which counts once for each half of a warp, and so do the numbers of an optimizer's step. Lanes that rotate two groups of heads of a token read the same row of a table. Indices are
 /// sorted by a binary search and by scattering them.
-const GATHERS: [&str; 20] = [
+const GATHERS: [&str; 21] = [
     "quantize_nested forward",
     "attention forward",
     "attention backward",
+    "attention one sweep",
     "attention decode",
     "adaptive_max_pool forward",
     "adaptive_max_pool backward",
@@ -337,6 +340,9 @@ fn attention(add: &mut dyn FnMut(&str, &str, Counters)) {
         AttentionBackwardDesc { forward, dy: layout, dq: layout, dk: layout, dv: layout, dbias, dsinks };
     let plan = desc.plan(TARGET).expect("plan");
     add(plan.op(), "backward", count(&plan));
+    let layout = tuning::wgmma_fused(64, u32::MAX).expect("a layout for heads of 64 elements");
+    let algorithm = BackwardAlgorithm::WgmmaFused { layout, heads_at_once: None };
+    add(plan.op(), "one sweep", count(&desc.plan_with(TARGET, algorithm).expect("plan")));
     // One query of each sequence: four heads share the rows of a tile.
     let (q, k) = (Layout4::contiguous([1, 1, 4, 64]), Layout4::contiguous([1, 700, 1, 64]));
     let decode = AttentionDesc { dtype: DType::BF16, q, k, v: k, o: q, options: AttentionOptions::default() };
@@ -492,8 +498,8 @@ fn line(name: &str, c: &Counters) -> String {
 #[test]
 fn counters_are_as_recorded_and_traffic_is_dense() {
     let all = every_primitive();
-    // Attention of few queries is another kernel.
-    assert_eq!(all.len(), catalogue().len() + 1, "every primitive of the catalogue is counted");
+    // Attention of few queries is another kernel, and so are gradients in one sweep.
+    assert_eq!(all.len(), catalogue().len() + 2, "every primitive of the catalogue is counted");
     for (name, c) in &all {
         let (sectors, ideal) = (c.global_sectors(), c.ideal_global_sectors());
         let dense = 50 * (sectors - ideal) <= ideal;

@@ -7,7 +7,7 @@ use warpwright_runtime::LaunchStep;
 
 use super::super::kernels::backward::{Delta, PlaceArgs};
 use super::super::kernels::wgmma::finish::{FinishArgs, FinishQueries, Prepare, PrepareArgs};
-use super::super::kernels::wgmma::fused::{SumsArgs, WgmmaFusedArgs, WgmmaFusedBackward};
+use super::super::kernels::wgmma::fused::{SumsArgs, SumsParams, WgmmaFusedArgs, WgmmaFusedBackward};
 use super::super::kernels::wgmma::{VECTOR, boxes, recorded};
 use super::super::layout::BlockLayout;
 use super::super::options::Common;
@@ -22,7 +22,7 @@ use crate::plan;
 /// What comes after the statistics in the workspace begins at multiples of so many bytes.
 const ALIGN: u64 = 256;
 
-/// The places of the sums of queries in the workspace, in bytes.
+/// The places of the sums of queries in the workspace behind the statistics, in bytes: counters, and sums in `f32` of all tiles of queries.
 #[derive(Clone, Copy, Debug)]
 struct Sums {
     tiles: u32,
@@ -37,7 +37,7 @@ impl Sums {
         let tiles = c.queries.div_ceil(config.columns);
         let all = heads * u64::from(tiles);
         let counters = (heads * 2 * u64::from(pitch(c)) * 4).next_multiple_of(ALIGN);
-        let dq = (counters + all * u64::from(WgmmaFused::GROUPS) * 4).next_multiple_of(ALIGN);
+        let dq = (counters + heads * u64::from(SumsParams::counters_of_head(tiles)) * 4).next_multiple_of(ALIGN);
         let end = dq.saturating_add(all.saturating_mul(u64::from(config.columns * config.width * 4)));
         Self { tiles, counters, dq, end }
     }
@@ -63,11 +63,12 @@ impl AttentionBackwardDesc {
     ) -> Result<Option<(WgmmaFused, u32)>, PlanError> {
         let dtype = self.forward.dtype;
         let key_heads = c.heads / c.group.max(1);
-        let chosen = |layout: WgmmaFused| tuning::heads_at_once(key_heads, c.group, c.queries, layout.width);
+        let chosen =
+            |layout: WgmmaFused| tuning::heads_at_once(key_heads, c.group, [c.queries, c.keys], layout.width);
         match algorithm {
             Some(BackwardAlgorithm::WgmmaFused { layout, heads_at_once }) => {
-                if !self.suits_wgmma(c, target) || !layout.fits(dtype, c.widest()) {
-                    let expected = "a layout for the head_dim, and a problem that kernels with wgmma take";
+                if c.queries == 0 || !self.suits_wgmma(c, target) || !layout.fits(dtype, c.widest()) {
+                    let expected = "a layout for the head_dim, and a problem with queries that kernels with wgmma take";
                     let got = format!("{layout:?}");
                     return Err(PlanError::Parameter { op: OP, parameter: "layout", got, expected });
                 }
@@ -101,7 +102,7 @@ impl AttentionBackwardDesc {
         let (places, sums) = (PlaceArgs::apart(pitch(c)), Sums::new(c, config));
         let mut steps = Vec::new();
         if let Some((delta, grid, args)) = self.delta_launch(c, config.vector(), &places)? {
-            let of_head = sums.tiles * WgmmaFused::GROUPS;
+            let of_head = SumsParams::counters_of_head(sums.tiles);
             let counters = AttentionBackwardArgs::workspace.arg_at(sums.counters);
             let args = PrepareArgs { delta: args, counters, of_head };
             let kernel = plan::recorded(OP, &Prepare { delta }, target)?;
@@ -168,7 +169,7 @@ fn fused(dtype: DType, kind: ScoreKind, config: WgmmaFused, target: Target) -> R
     recorded(&WgmmaFusedBackward { dtype, kind, config }, target)
 }
 
-/// Every kernel that tuning can choose, and those of other layouts.
+/// Every kernel that tuning can choose.
 pub(in crate::attention) fn kernels(dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
     let mut out = Vec::new();
     if !matches!(dtype, DType::F16 | DType::BF16) || target.sm != 90 {
@@ -177,15 +178,11 @@ pub(in crate::attention) fn kernels(dtype: DType, target: Target) -> Result<Vec<
     for width in [64, 128] {
         let delta = Delta { dtype, vector: VECTOR, width };
         out.push(plan::recorded(OP, &Prepare { delta }, target)?);
-        for config in tuning::wgmma_fused_layouts(width as usize) {
-            for kind in wgmma::KINDS {
-                out.push(fused(dtype, kind, config, target)?);
-            }
-            let finish = plan::recorded(OP, &FinishQueries::of(dtype, config), target)?;
-            if !out.iter().any(|kernel| kernel.name() == finish.name()) {
-                out.push(finish);
-            }
+        let Some(config) = tuning::wgmma_fused(width as usize, u32::MAX) else { continue };
+        for kind in wgmma::KINDS {
+            out.push(fused(dtype, kind, config, target)?);
         }
+        out.push(plan::recorded(OP, &FinishQueries::of(dtype, config), target)?);
     }
     Ok(out)
 }

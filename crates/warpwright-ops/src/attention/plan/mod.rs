@@ -68,7 +68,7 @@ pub enum BackwardAlgorithm {
     WgmmaFused {
         /// The layout of a block.
         layout: WgmmaFused,
-        /// Heads of keys side by side in the grid's order, a power of two that divides their number; without, what tuning says.
+        /// Heads of keys side by side in the order in which blocks begin, a power of two that divides their number; without, what tuning says.
         heads_at_once: Option<u32>,
     },
     /// Tensor cores, `f32` as sums of two `f16`; each with the layout for tiles whose numbers do not suit that.

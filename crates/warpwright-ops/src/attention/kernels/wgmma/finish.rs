@@ -85,9 +85,10 @@ impl KernelDef for FinishQueries {
         let Self { columns, width, .. } = *self;
         k.after_previous_grid();
         let (tile, head, batch) = (k.block_idx_x(), k.block_idx_y(), k.block_idx_z());
-        let number = (batch * a.heads + head).mad_wide(a.sums.tiles, tile.to_u64());
+        let of_all = batch * a.heads + head;
+        let number = of_all.mad_wide(a.sums.tiles, tile.to_u64());
         // Queries that see no key have no sums.
-        let there = a.sums.counters.at(number * u64::from(WgmmaFused::GROUPS)).get::<u32>().ne(0);
+        let there = a.sums.counter(of_all, number * u64::from(WgmmaFused::GROUPS)).get::<u32>().ne(0);
         let from = a.sums.dq.at(number * u64::from(columns * width)).at(k.thread_idx() * 4);
         let chunks = columns * width / 4 / Self::THREADS;
         let sums: Vec<_> = (0..chunks)

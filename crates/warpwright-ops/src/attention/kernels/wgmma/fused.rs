@@ -6,15 +6,18 @@
 //! beside the one that fetches add these to a sum of `f32` in global memory, which [`FinishQueries`](super::finish::FinishQueries) rounds.
 //!
 //! Blocks add to a tile of queries in one order, so that results are the same from run to run: that of the tiles of keys. A counter for each
-//! tile of queries and each half of it says whose [turn](Turn) it is. The first one stores, and nothing need be cleared but the counters. A
-//! block waits only for blocks of the same key head that come before it in the grid, and blocks begin in the grid's order; so the
-//! first of those that have not ended waits for nobody, and all end, however many run at once.
+//! tile of queries and each half of it says whose [turn](Turn) it is. The first one stores, and nothing need be cleared but the counters.
+//!
+//! Every turn comes, however many blocks run at once and in whatever order they begin: a block's tile of keys and its head are those of the
+//! ticket that it takes when it begins, from the counter of the heads that stand side by side. It waits only for lower tiles of the same
+//! key head, whose tickets are lower: those blocks have begun. So of all blocks that have begun and not ended, the one with the lowest ticket
+//! of its heads waits for nobody.
 //!
 //! All blocks of a key head walk from the last queries that see their keys to the first ones. Once a block lags one tile of queries behind the one
 //! of the tile of keys before, nobody waits (a shift schedule, as in "DASH: Deterministic Attention Scheduling for High-throughput
 //! Reproducible LLM Training"); with a causal mask the blocks that have the most to do begin first. As many heads as
-//! [`heads_at_once`](crate::attention::tuning::heads_at_once) says are side by side in the grid's order, so that few blocks of one head
-//! begin at once.
+//! [`heads_at_once`](crate::attention::tuning::heads_at_once) says are side by side in the order of the tickets, so that few blocks of one
+//! head begin at once.
 
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{
@@ -34,7 +37,7 @@ kernel_args! {
         problem: ProblemArgs,
         queries: TensorMapArg, dy: TensorMapArg, keys: TensorMapArg, values: TensorMapArg,
         statistics: TensorMapArg,
-        /// The number of heads side by side in the grid's order, as a power of two.
+        /// The number of heads side by side in the order of the tickets, as a power of two.
         heads_at_once: u32,
         sums: SumsArgs,
         dk: Strided<Out<Elem>, 3>, dv: Strided<Out<Elem>, 3>,
@@ -42,15 +45,32 @@ kernel_args! {
 }
 
 kernel_args! {
-    /// Sums of tiles of queries, `tiles` of each head, in the order in which threads hold them; and two counters for each.
+    /// Sums of tiles of queries, `tiles` of each head, in the order in which threads hold them; and counters: of each head one that gives out
+    /// tickets, and two for each tile, that of a group's part behind that of the other's.
     pub(in crate::attention) struct SumsArgs => SumsParams {
         dq: InOut<f32>, counters: InOut<u32>, tiles: u32,
     }
 }
 
-/// The named barrier at which the weights of all keys are in shared memory, and the one at which they have been read.
+impl<'k> SumsParams<'k> {
+    /// Counters of a head of all heads of the batch.
+    pub(in crate::attention) const fn counters_of_head(tiles: u32) -> u32 {
+        tiles * WgmmaFused::GROUPS + 1
+    }
+
+    /// What gives out the tickets of the heads from `head` of all heads of the batch on.
+    fn tickets(&self, head: U32<'k>) -> Ptr<'k, ReadWrite, u32> {
+        self.counters.at(head.mad_wide(self.tiles * WgmmaFused::GROUPS, head.to_u64()))
+    }
+
+    /// The counter of part `number`, counted over all heads, which is one of head `head` of all heads of the batch.
+    pub(super) fn counter(&self, head: U32<'k>, number: U64<'k>) -> Ptr<'k, ReadWrite, u32> {
+        self.counters.at(number + head.to_u64()).at(1u64)
+    }
+}
+
+/// The named barrier at which the weights of all keys are in shared memory.
 const WRITTEN: u32 = 1;
-const FREE: u32 = 2;
 
 #[derive(Clone, Copy, Debug)]
 pub(in crate::attention) struct WgmmaFusedBackward {
@@ -108,24 +128,27 @@ impl KernelDef for WgmmaFusedBackward {
 
 impl WgmmaFusedBackward {
     fn block_of<'k>(&self, k: K<'k>, a: &WgmmaFusedParams<'k>) -> FusedBlock<'k> {
-        let WgmmaFused { tiles, columns, dq_buffers, .. } = self.config;
+        let WgmmaFused { tiles, columns, .. } = self.config;
         let p = Problem::of(a.problem);
         let base = k.dynamic_shared_tiles();
         let own_ready = k.mbarriers(1).at(0);
         let pipeline = k.mbarrier_pipeline(tiles);
-        let gradients = k.mbarrier_pipeline(WgmmaFused::GROUPS * dq_buffers);
+        let gradients = k.mbarrier_pipeline(WgmmaFused::GROUPS);
+        let ticket = k.shared::<u32>(1);
+        let (shift, batch) = (a.heads_at_once, k.block_idx_z());
+        let first_head = k.block_idx_y() << shift;
         k.if_(k.thread_idx().eq(0), || {
+            let number = a.sums.tickets(batch * a.problem.heads + first_head * a.problem.group).take_ticket();
             own_ready.init(1);
             pipeline.init(WgmmaFused::WARPS);
             gradients.init_for(GROUP / WARP, 1);
+            ticket.set(number);
             k.publish_mbarriers();
         });
         k.barrier();
-        let (x, shift) = (k.block_idx_x(), a.heads_at_once);
-        let ones = (k.lit(1u32) << shift) - 1;
-        let key_head = (k.block_idx_y() << shift) + (x & ones);
-        let tile = x >> shift;
-        let batch = k.block_idx_z();
+        let ticket = k.from_lane(0, &ticket.get::<u32>());
+        let key_head = first_head + (ticket & ((k.lit(1u32) << shift) - 1));
+        let tile = ticket >> shift;
         let span = Span::new(self.kind, &p, batch);
         let first = (tile * WgmmaFused::ROWS).to_i32();
         let walk = span.walk_queries(first, first + WgmmaFused::ROWS.cast_signed(), columns);
@@ -193,21 +216,20 @@ impl WgmmaFusedBackward {
 
     /// Adds what group `group` has of each step to the sums in global memory, in turn.
     fn add_up<'k>(&self, k: K<'k>, a: &WgmmaFusedParams<'k>, block: &FusedBlock<'k>, group: U32<'k>) {
-        let WgmmaFused { columns, dq_buffers, .. } = self.config;
         let half = self.config.half_bytes();
-        let pipeline = block.gradients.part(group * dq_buffers, dq_buffers);
-        let from = group.mul_add(half * dq_buffers, block.base + self.config.places(self.dtype).dq);
-        let last = (block.ends - block.walk.from).to_u32() / columns;
+        let pipeline = block.gradients.part(group, 1);
+        let from = group.mul_add(half, block.base + self.config.places(self.dtype).dq);
+        let last = (block.ends - block.walk.from).to_u32() / self.config.columns;
         let _ = self.heads(k, a, block, pipeline.start(k), |head, pipe| {
-            let tile = (block.batch * a.problem.heads + head).mad_wide(a.sums.tiles, last.to_u64());
+            let of_all = block.batch * a.problem.heads + head;
+            let tile = of_all.mad_wide(a.sums.tiles, last.to_u64());
             let number = tile * u64::from(WgmmaFused::GROUPS) + group.to_u64();
             let (pipe, _) = k.fold(self.steps(k, block), (pipe, number), |step, (pipe, number)| {
-                let turns = Turn::new(a.sums.counters.at(number));
+                let turns = Turn::new(a.sums.counter(of_all, number));
                 let sums = a.sums.dq.at(number * u64::from(half / 4));
                 let turn = block.tile - block.span.first_tile_at(block.ends - step, WgmmaFused::ROWS);
                 turns.wait(turn);
                 pipeline.consumer_wait(pipe);
-                let from = pipe.stage().mul_add(half, from);
                 k.if_else(turn.eq(0), || sums.store_bulk(from, half), || sums.add_bulk(from, half));
                 k.commit_stores();
                 k.wait_stores(0);
@@ -238,7 +260,7 @@ impl WgmmaFusedBackward {
     /// Computes the gradients of a group's keys, and its part of those of all queries.
     fn multiply<'k>(&self, k: K<'k>, a: &WgmmaFusedParams<'k>, block: &FusedBlock<'k>, warp: U32<'k>) {
         k.claim_registers(WgmmaFused::REGISTERS.0);
-        let WgmmaFused { width, dq_buffers, columns, .. } = self.config;
+        let WgmmaFused { width, columns, .. } = self.config;
         let places = self.config.places(self.dtype);
         let group = warp / (GROUP / WARP);
         let own = self.config.own(self.dtype);
@@ -255,7 +277,7 @@ impl WgmmaFusedBackward {
         let (keys, ds) = (self.config.keys_transposed(self.dtype), self.config.ds(self.dtype));
         let (of_keys, of_ds) = self.config.dq_parts(self.dtype);
         let ds_part = group.mul_add(of_ds, block.base + places.ds);
-        let dq = group.mul_add(self.config.half_bytes() * dq_buffers, block.base + places.dq);
+        let dq = group.mul_add(self.config.half_bytes(), block.base + places.dq);
         let group = Group {
             fused: self,
             block,
@@ -266,7 +288,7 @@ impl WgmmaFusedBackward {
             ds_place: ds.transposed_place(block.base + places.ds, group),
             ds_part: (ds, ds.descriptor(ds_part)),
             dq: (k.thread_idx() & (GROUP - 1)).mul_add(16, dq),
-            gradients: block.gradients.part(group * dq_buffers, dq_buffers),
+            gradients: block.gradients.part(group, 1),
             scores: self.config.ahead.then(|| WarpgroupSums::zero(k, columns)),
             sums: [(); 2].map(|()| WarpgroupSums::zero(k, width)),
         };
@@ -366,8 +388,8 @@ impl<'k> Group<'k, '_> {
         (tile, tile.descriptor(self.fused.tile(self.block, pipe)))
     }
 
-    /// The step of the tile of queries that begins so far before the [end](FusedBlock::ends). `ahead` says that its scores are being computed already, and whether
-    /// those of the next tile are to be.
+    /// The step of the tile of queries that begins so far before the [end](FusedBlock::ends). `ahead` says that its scores are there already,
+    /// and whether those of the next tile are to be computed.
     fn step(
         &self,
         k: K<'k>,
@@ -395,33 +417,20 @@ impl<'k> Group<'k, '_> {
         }
         let ps = self.probabilities(k, scorer, at, &products, &self.of_queries(k, queries, 0));
         let [dk, dv] = &self.sums;
-        let add_values = || dv.add_products_of(&WarpgroupSums::packed(dtype, &ps), self.tile(dy, true));
-        if config.early_values {
-            add_values();
-        }
         let deltas = self.of_queries(k, queries, 1);
-        gradients.wait(u32::from(config.early_values));
+        gradients.wait(0);
         let ds: Vec<_> = (0..)
             .zip(&ps)
             .map(|(i, p)| *p * (gradients.at(i) - deltas[(i / 4 * 2 + i % 2) as usize]))
             .collect();
         let ds = WarpgroupSums::packed(dtype, &ds);
-        if !config.early_values {
-            add_values();
-        }
-        let threads = WgmmaFused::WARPS * WARP;
-        if config.ds_buffers == 1 {
-            k.barrier_of(FREE, threads);
-        }
-        let (tile, place) = (self.ds_part.0, self.ds_place);
-        tile.put_transposed(if config.ds_buffers == 1 { place } else { place + turns.ds }, &ds);
+        dv.add_products_of(&WarpgroupSums::packed(dtype, &ps), self.tile(dy, true));
+        let (tile, of_part) = self.ds_part;
+        tile.put_transposed(self.ds_place + turns.ds, &ds);
         k.fence_shared_copies();
         dk.add_products_of(&ds, self.tile(queries, true));
-        k.barrier_of(WRITTEN, threads);
-        let ds_part = match config.ds_buffers {
-            1 => self.ds_part,
-            _ => (tile, self.ds_part.1 + (turns.ds >> 4).to_u64()),
-        };
+        k.barrier_of(WRITTEN, WgmmaFused::WARPS * WARP);
+        let ds_part = (tile, of_part + (turns.ds >> 4).to_u64());
         let dq = WarpgroupSums::products(k, config.dq_columns(), self.keys_transposed, ds_part);
         let given_back = || {
             // The statistics of the queries have been read.
@@ -444,7 +453,7 @@ impl<'k> Group<'k, '_> {
             // Nothing is under way where the loop begins again: the assembler would wait for each product.
             scores.wait(0);
         }
-        let ds = if config.ds_buffers == 1 { turns.ds } else { k.lit(tile.bytes()) - turns.ds };
+        let ds = k.lit(tile.bytes()) - turns.ds;
         Turns { pipe: next, gradients: self.gradients.next(turns.gradients), ds }
     }
 
@@ -477,13 +486,8 @@ impl<'k> Group<'k, '_> {
     /// Leaves the part of a tile's gradients to the warp that adds them up.
     fn hand_on(&self, k: K<'k>, dq: &WarpgroupSums<'k>, state: PipelineState<'k>) {
         self.gradients.producer_wait(state);
-        let config = self.fused.config;
-        let to = match config.dq_buffers {
-            1 => self.dq,
-            _ => state.stage().mul_add(config.half_bytes(), self.dq),
-        };
-        let to = k.shared_at::<f32>(to);
-        for chunk in 0..config.dq_columns() / 8 {
+        let to = k.shared_at::<f32>(self.dq);
+        for chunk in 0..self.fused.config.dq_columns() / 8 {
             let values: Vec<_> = (4 * chunk..4 * chunk + 4).map(|i| dq.at(i)).collect();
             to.at(u64::from(chunk * GROUP * 4)).store(Lanes::from(values));
         }

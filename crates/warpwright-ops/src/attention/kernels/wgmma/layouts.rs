@@ -204,14 +204,8 @@ pub struct WgmmaFused {
     pub tiles: u32,
     /// Elements of a row of a tile: 64 or 128.
     pub width: u32,
-    /// Places for the gradients of a tile's scores, 1 or 2: with one, the groups meet once more for each tile.
-    pub ds_buffers: u32,
-    /// Places for the gradients of a tile's queries, 1 or 2.
-    pub dq_buffers: u32,
     /// Whether the scores of the next tile are computed while gradients are handed on.
     pub ahead: bool,
-    /// Whether the gradients of values are computed while those of the scores are, which takes more registers.
-    pub early_values: bool,
 }
 
 /// Where things lie in a block's shared memory, in bytes, behind the block's own keys and values.
@@ -233,16 +227,16 @@ impl WgmmaFused {
     pub(in crate::attention) const ROWS: u32 = Self::GROUPS * GROUP_ROWS;
     /// Registers of a thread that multiplies, and of one that does not.
     pub(in crate::attention) const REGISTERS: (u32, u32) = (240, 24);
+    /// Places for the gradients of a tile's scores, which groups fill in turn: they meet once for each tile.
+    const DS_BUFFERS: u32 = 2;
 
     /// Whether there is such a kernel for rows of `width` elements.
     pub(in crate::attention) fn fits(self, dtype: DType, width: usize) -> bool {
-        let Self { columns, tiles, width: most, ds_buffers, dq_buffers, ahead, .. } = self;
+        let Self { columns, tiles, width: most, ahead } = self;
         matches!(most, 64 | 128)
             && columns.is_multiple_of(2048 / most)
             && (2048 / most..=128).contains(&columns)
             && (2 + u32::from(ahead)..=MAX_TILES).contains(&tiles)
-            && (1..=2).contains(&ds_buffers)
-            && (1..=2).contains(&dq_buffers)
             && width <= most as usize
             && self.shared_bytes(dtype, 2) <= SHARED
     }
@@ -304,17 +298,16 @@ impl WgmmaFused {
     pub(super) const fn places(self, dtype: DType) -> FusedPlaces {
         let tiles = 2 * self.own(dtype).bytes();
         let ds = tiles + self.tiles * self.of_products(dtype).bytes();
-        let dq = ds + self.ds_buffers * self.ds(dtype).bytes();
-        let statistics = dq + self.dq_buffers * Self::GROUPS * self.half_bytes();
+        let dq = ds + Self::DS_BUFFERS * self.ds(dtype).bytes();
+        let statistics = dq + Self::GROUPS * self.half_bytes();
         FusedPlaces { tiles, ds, dq, statistics, end: statistics + self.tiles * self.statistics_bytes() }
     }
 }
 
 impl BlockLayout for WgmmaFused {
     fn name(&self) -> String {
-        let Self { columns, tiles, width, ds_buffers, dq_buffers, ahead, early_values } = self;
-        let (ahead, early) = (if *ahead { "a" } else { "" }, if *early_values { "e" } else { "" });
-        format!("wgfused_c{columns}t{tiles}d{width}s{ds_buffers}q{dq_buffers}{ahead}{early}")
+        let Self { columns, tiles, width, ahead } = self;
+        format!("wgfused_c{columns}t{tiles}d{width}{}", if *ahead { "a" } else { "" })
     }
 
     fn shape(&self) -> BlockShape {
