@@ -135,7 +135,7 @@ const GROUPED_LATER: &str = "these products end with those behind them, which ar
 const FENCED_TOGETHER: &str = "the products in front of them have a fence behind all writes of weights";
 const OF_ONE_STEP: &str = "both tiles of a step are given back together";
 
-const FUSED_SURVIVORS: [Survivor; 11] = [
+const FUSED_SURVIVORS: [Survivor; 10] = [
     Survivor::missed(
         "_wgfused",
         "@publish_mbarriers()",
@@ -145,11 +145,6 @@ const FUSED_SURVIVORS: [Survivor; 11] = [
         "_wgfused",
         "turns.@wait(turn)",
         "what bulk copies know of those of other blocks is not modelled beyond the turns",
-    ),
-    Survivor::missed(
-        "_wgfused",
-        "ROWS.cast_signed()).@gt(span.keys)",
-        "no probability of a key of zeros is infinite here",
     ),
     Survivor::equivalent("_wgfused", "@WarpgroupSums::products(", NEW_REGISTERS),
     Survivor::equivalent("_wgfused", "dv.@add_products_of(", GROUPED_LATER),
@@ -164,13 +159,25 @@ const FUSED_SURVIVORS: [Survivor; 11] = [
 /// Keys of the sequences, of which one ends within a tile of keys by one.
 const LENGTHS: [usize; BATCH] = [0, 127, 999];
 
-/// As [`plain`], with keys and values that are no numbers where a sequence has none.
+/// As [`plain`], with keys and values that are no numbers where a sequence has none; and with scores and sums near -128, so that a key
+/// of zeros has an infinite probability.
 fn with_ends(specs: &[TensorSpec], slot: usize) -> Vec<f64> {
     let spec = &specs[slot];
     if spec.name == "key_lengths" {
         return LENGTHS[..spec.len].iter().map(|length| *length as f64).collect();
     }
     let mut values = plain(specs, slot);
+    let first = |width: usize| match spec.name {
+        "q" => -4.0 * (width as f64).sqrt(),
+        _ => 32.0,
+    };
+    if let Some(layout) = spec.layout.filter(|_| ["q", "k"].contains(&spec.name)) {
+        let width = layout.shape[3];
+        values.iter_mut().step_by(width).for_each(|value| *value = first(width));
+    }
+    if spec.name == "lse" {
+        values.iter_mut().for_each(|value| *value -= 128.0);
+    }
     let ends = specs.iter().any(|spec| spec.name == "key_lengths" && spec.len > 0);
     if let Some(layout) = spec.layout.filter(|_| ends && ["k", "v"].contains(&spec.name)) {
         let [_, rows, heads, width] = layout.shape;

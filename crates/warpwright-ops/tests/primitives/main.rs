@@ -3,6 +3,7 @@
 
 mod accuracy;
 mod attention;
+mod attention_one_sweep;
 mod batch_norm;
 mod cast;
 mod causal_conv1d;

@@ -61,7 +61,8 @@ pub(in crate::attention) struct FinishQueries {
 
 impl FinishQueries {
     const THREADS: u32 = 256;
-    /// Elements between rows in shared memory beside their own, so that neither side has bank conflicts.
+    /// Elements between each 32 of a row in shared memory, so that neither side has bank conflicts: threads store eight neighbours in four
+    /// rows, and load 16 bytes of each 32.
     const PAD: u32 = 4;
 
     pub(in crate::attention) const fn of(dtype: DType, config: WgmmaFused) -> Self {
@@ -96,10 +97,12 @@ impl KernelDef for FinishQueries {
                 from.at(u64::from(turn * Self::THREADS * 4)).only_where(there, Fill::Zero).load::<f32>(4)
             })
             .collect();
-        let (rows, pitch) = (k.shared::<f32>(columns * (width + Self::PAD)), width + Self::PAD);
+        let pitch = width + (width / 32 - 1) * Self::PAD;
+        let rows = k.shared::<f32>(columns * pitch);
         // A turn of the block covers two chunks of eight queries of a group, each by its 128 threads.
         let (lane, warp) = (k.lane_idx(), k.thread_idx() / WARP);
         let place = (lane % 4 * 2 + (warp / 4) * 8) * pitch + (warp % 4 * 16 + lane / 4);
+        let place = place + warp % 4 / 2 * Self::PAD;
         let to = rows.at(place);
         let of_group = columns * width / WgmmaFused::GROUPS / (4 * GROUP);
         for (turn, sums) in (0..).zip(&sums) {
@@ -108,7 +111,7 @@ impl KernelDef for FinishQueries {
                 64 => (group * columns / WgmmaFused::GROUPS, 0),
                 _ => (0, group * 64),
             };
-            let at = (query + chunk * 8) * pitch + element;
+            let at = (query + chunk * 8) * pitch + element + element / 32 * Self::PAD;
             for (i, sum) in (0..).zip(sums.iter()) {
                 to.at(u64::from(at + i % 2 * pitch + i / 2 * 8)).set(sum);
             }
@@ -121,7 +124,7 @@ impl KernelDef for FinishQueries {
         let first = tile * columns + row;
         let out = a.dq.data.at(batch.to_u64() * of_batch + head.to_u64() * of_head);
         let out = out.at(first.to_u64() * of_row).at(column);
-        let from = rows.at(row * pitch + column);
+        let from = rows.at(row * pitch + column + column / 32 * Self::PAD);
         let at_once = Self::THREADS / lanes;
         for turn in 0..columns / at_once {
             let down = turn * at_once;
