@@ -473,12 +473,8 @@ pub fn wgmma_sweeps(dtype: DType, target: Target, width: usize) -> Option<WgmmaS
 
 /// Layouts of the kernel for all gradients at once, for head dimensions up to `width`, the one that is chosen first; for comparisons.
 pub fn wgmma_fused_layouts(width: usize) -> Vec<WgmmaFused> {
-    let of = |columns, ahead| WgmmaFused {
-        columns,
-        tiles: 4,
-        width: if width <= 64 { 64 } else { 128 },
-        ahead,
-    };
+    let of =
+        |columns, ahead| WgmmaFused { columns, tiles: 4, width: if width <= 64 { 64 } else { 128 }, ahead };
     match width {
         ..=64 => vec![of(128, false), of(96, false)],
         65..=128 => vec![of(64, false), of(64, true)],

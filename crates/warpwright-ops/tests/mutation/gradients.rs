@@ -120,8 +120,9 @@ fn defects_of_more_gradients_of_warpgroups_are_noticed() {
     check(false, 1, true, false);
 }
 
-/// Several tiles of keys and of queries, and tiles of keys that nobody sees; the rest as in [`CASES`].
-const FUSED_CASES: [Case; 7] = [
+/// Several tiles of keys and of queries, tiles of keys that nobody sees, and tiles of queries that see all keys but for those that are not
+/// there; the rest as in [`CASES`].
+const FUSED_CASES: [Case; 9] = [
     ([1, 20, 64, 64, 1, 1], false, None),
     ([70, 300, 64, 64, 2, 1], true, None),
     ([100, 140, 64, 40, 2, 2], true, Some(20)),
@@ -129,6 +130,8 @@ const FUSED_CASES: [Case; 7] = [
     ([20, 9, 64, 64, 1, 1], false, None),
     ([70, 300, 64, 64, 2, 1], false, None),
     ([65, 129, 64, 64, 2, 2], false, Some(30)),
+    ([130, 129, 64, 64, 1, 1], false, Some(30)),
+    ([40, 127, 64, 64, 1, 1], false, None),
 ];
 
 const GROUPED_LATER: &str = "these products end with those behind them, which are waited for together";

@@ -8,7 +8,7 @@ use warpwright_ptx::{DType, Target};
 use warpwright_runtime::{Device, EmulatorConfig, Tensor};
 use warpwright_testkit::inputs::Input;
 use warpwright_testkit::measure::{Expected, compare};
-use warpwright_testkit::{budget, storage};
+use warpwright_testkit::{Filter, budget, cases, run_case, storage};
 
 const TARGET: Target = Target::sm(90);
 const DTYPE: DType = DType::BF16;
@@ -122,5 +122,18 @@ fn every_schedule_gives_the_same_gradients_beside_keys_that_are_not_there() {
         let comparison = compare(DTYPE, got, &expected.collect::<Vec<_>>(), f64::NAN);
         // Of scores that are so much greater than those of normal queries and keys.
         assert!(comparison.within(budget::attention(DTYPE, 128.0)), "{name}: {comparison:?}");
+    }
+}
+
+/// The testkit's cases of one sweep, of which a sample of all cases has few.
+#[test]
+fn every_case_is_within_its_budget() {
+    let device = Device::emulator();
+    let all = cases(&Filter { ops: vec!["attention".to_owned()], target: Some(TARGET), ..Filter::default() });
+    let all: Vec<_> = all.iter().filter(|case| case.input.contains("one sweep")).collect();
+    assert!(all.len() >= 16, "{} cases", all.len());
+    for case in all {
+        let result = run_case(&device, case);
+        assert!(result.ok, "{case}: {:?} {:?}", result.reason, result.findings);
     }
 }

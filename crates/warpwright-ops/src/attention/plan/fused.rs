@@ -37,7 +37,8 @@ impl Sums {
         let tiles = c.queries.div_ceil(config.columns);
         let all = heads * u64::from(tiles);
         let counters = (heads * 2 * u64::from(pitch(c)) * 4).next_multiple_of(ALIGN);
-        let dq = (counters + heads * u64::from(SumsParams::counters_of_head(tiles)) * 4).next_multiple_of(ALIGN);
+        let dq =
+            (counters + heads * u64::from(SumsParams::counters_of_head(tiles)) * 4).next_multiple_of(ALIGN);
         let end = dq.saturating_add(all.saturating_mul(u64::from(config.columns * config.width * 4)));
         Self { tiles, counters, dq, end }
     }
@@ -68,7 +69,8 @@ impl AttentionBackwardDesc {
         match algorithm {
             Some(BackwardAlgorithm::WgmmaFused { layout, heads_at_once }) => {
                 if c.queries == 0 || !self.suits_wgmma(c, target) || !layout.fits(dtype, c.widest()) {
-                    let expected = "a layout for the head_dim, and a problem with queries that kernels with wgmma take";
+                    let expected =
+                        "a layout for the head_dim, and a problem with queries that kernels with wgmma take";
                     let got = format!("{layout:?}");
                     return Err(PlanError::Parameter { op: OP, parameter: "layout", got, expected });
                 }
