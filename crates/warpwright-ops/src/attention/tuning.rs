@@ -500,9 +500,9 @@ const HEADS_BYTES: u64 = 64 << 20;
 /// use at once.
 ///
 /// Heads of 128 elements have about as many blocks side by side as there are multiprocessors, so that these have whole heads at once.
-/// Heads of up to 64 elements, whose blocks have half as many steps in which to come apart, four times as many.
+/// Heads of up to 64 elements, whose blocks have half as many steps in which to come apart, eight times as many.
 pub fn heads_at_once(heads: u32, group: u32, [queries, keys]: [u32; 2], width: u32) -> u32 {
-    let blocks = if width <= 64 { 512 } else { 128 };
+    let blocks = if width <= 64 { 1024 } else { 128 };
     let at_once = (blocks / keys.div_ceil(WgmmaFused::ROWS).max(1)).max(1);
     let bytes = (u64::from(group) * u64::from(queries.max(1))).saturating_mul(u64::from(width) * 8);
     let in_cache = u32::try_from(HEADS_BYTES / bytes.max(1)).unwrap_or(u32::MAX).max(1);

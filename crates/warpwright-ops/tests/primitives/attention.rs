@@ -712,7 +712,7 @@ fn layouts_of_one_sweep_are_checked() {
 fn heads_stand_side_by_side_by_their_length() {
     let of = |heads, sequence, width| tuning::heads_at_once(heads, 1, [sequence; 2], width);
     assert_eq!([512, 1024, 4096, 16384].map(|sequence| of(16, sequence, 128)), [16, 16, 4, 1]);
-    assert_eq!([512, 1024, 4096, 16384].map(|sequence| of(32, sequence, 64)), [32, 32, 16, 4]);
+    assert_eq!([512, 1024, 4096, 16384].map(|sequence| of(32, sequence, 64)), [32, 32, 32, 8]);
     assert_eq!([1, 3, 6, 12, 0].map(|heads| of(heads, 4096, 128)), [1, 1, 2, 4, 4]);
     // Queries of a head that are many times its keys, and nothing at all.
     assert_eq!(tuning::heads_at_once(16, 8, [1 << 16, 512], 128), 1);
