@@ -8,7 +8,7 @@ use warpwright_ptx::{
 
 use crate::context::K;
 use crate::mem::{Ptr, ReadWrite};
-use crate::reg::{Source, U32};
+use crate::reg::{Reg, Source, U32};
 
 impl<'k> Ptr<'k, ReadWrite, f32> {
     /// Starts the copy of `bytes` bytes of shared memory at `from` to here, all of them multiples of 16.
@@ -68,7 +68,7 @@ impl<'k> Ptr<'k, ReadWrite, u32> {
             ty: ScalarType::U32,
             ordering: Ordering::new(semantics, Scope::Gpu),
             noftz: false,
-            dst: before.map(|before| before.id()),
+            dst: before.map(Reg::id),
             addr: self.operand(),
             b: 1u32.operand(),
             c: None,

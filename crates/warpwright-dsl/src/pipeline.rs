@@ -73,7 +73,7 @@ impl<'k> Pipeline<'k> {
 
     /// The pipeline of `stages` of these stages, from stage `first` on.
     #[track_caller]
-    pub fn part(self, first: impl Source<'k, u32> + Copy, stages: u32) -> Self {
+    pub fn part(self, first: impl Source<'k, u32>, stages: u32) -> Self {
         Self { full: self.full.from(first), empty: self.empty.from(first), stages }
     }
 
