@@ -160,7 +160,13 @@ def _only_loss_reads(cls: Any) -> bool:
             function = ast.unparse(node.func)
             takes = function == "self.loss_function" or function.endswith(("Output", "OutputWithPast", "OutputWithCrossAttentions"))
             given += takes * sum(isinstance(a, ast.Name) and a.id == "logits" for a in arguments)
-    by_head = any(
-        isinstance(node, ast.Assign) and ast.unparse(node) == "logits = self.lm_head(hidden_states)" for node in ast.walk(tree)
-    )
+    by_head = any(isinstance(node, ast.Assign) and _is_product_of_head(node) for node in ast.walk(tree))
     return by_head and made == 1 and read == given
+
+
+def _is_product_of_head(node: ast.Assign) -> bool:
+    """Whether it is `logits = self.lm_head(hidden_states)`, of all positions or of some."""
+    value, targets = node.value, [ast.unparse(target) for target in node.targets]
+    if targets != ["logits"] or not isinstance(value, ast.Call) or ast.unparse(value.func) != "self.lm_head":
+        return False
+    return len(value.args) == 1 and not value.keywords and ast.unparse(value.args[0]).startswith("hidden_states")

@@ -126,6 +126,8 @@ fn given(name: &str, op: &str, backward: bool) -> Vec<String> {
         "residual" if op.starts_with("batch_norm") && backward => &["relu", "residual"],
         // Between two layers of recurrent nets.
         "dropout" if op != "attention" && !op.starts_with("dropout") => &["dropout=0.5", "layers=2"],
+        // Gradients that are computed with the loss are of one number.
+        "reduction" if op == "linear_cross_entropy" && backward => &["reduction=sum"],
         // Reductions of 16 bits may stay as wide as they are taken.
         "to" if REDUCTIONS.contains(&op) => &["to=f32"],
         _ => OPTIONS.iter().find(|option| option.name == name).expect("an option").example,
