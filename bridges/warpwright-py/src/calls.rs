@@ -117,16 +117,17 @@ impl Call {
         self.gpu = gpu;
         self.words.push((sizes.len() as u64) << 32 | u64::from(dtype));
         self.words.extend(sizes.iter().chain(strides).map(|n| n.cast_unsigned()));
-        // Where it lies in a tensor before it, or else how well it is aligned.
+        // Where it lies in each tensor before it that it shares memory with, or else how well it is aligned.
         let end = address.saturating_add(bytes);
-        let shared =
-            |other: &Place| address < other.address.saturating_add(other.bytes) && other.address < end;
-        match self.tensors.iter().position(shared) {
-            Some(before) => {
-                let apart = address.wrapping_sub(self.tensors[before].address);
-                self.words.extend([u64::MAX, before as u64, apart]);
+        let mut is_shared = false;
+        for (before, other) in self.tensors.iter().enumerate() {
+            if address < other.address.saturating_add(other.bytes) && other.address < end {
+                self.words.extend([u64::MAX, before as u64, address.wrapping_sub(other.address)]);
+                is_shared = true;
             }
-            None => self.words.push(u64::from(address.trailing_zeros().min(ALIGNMENTS))),
+        }
+        if !is_shared {
+            self.words.push(u64::from(address.trailing_zeros().min(ALIGNMENTS)));
         }
         self.tensors.push(Place { address, bytes });
     }
@@ -175,7 +176,8 @@ impl<M> Recorded<M> {
                 return Some(Source::Null);
             }
             let at = |places: &[Place]| {
-                let begins = places.iter().position(|place| place.address == address);
+                // What has no elements says nothing about where others begin.
+                let begins = places.iter().position(|place| place.address == address && place.bytes > 0);
                 let index = begins.or_else(|| places.iter().position(|place| place.holds(address)))?;
                 Some((index, address - places[index].address))
             };

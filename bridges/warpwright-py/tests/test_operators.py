@@ -218,6 +218,24 @@ def test_tensors_that_share_memory() -> None:
             packed.add_(0.1)
 
 
+def test_tensors_that_begin_together() -> None:
+    """An empty tensor, or one that two others overlap, does not stand for the one that begins where it does."""
+    _cuda()
+
+    def native(a: Any, b: Any, c: Any) -> Any:
+        return _native.relu(c)
+
+    repeated = _native.Repeated(native)
+    for _ in range(3):
+        x, other = torch.randn(64, device="cuda"), torch.randn(64, device="cuda")
+        whole, empty = x[:48], x[:0]
+        assert torch.equal(repeated(empty, other, whole), whole.relu())
+        assert torch.equal(repeated(other[:0], other, whole), whole.relu())
+        # `whole` begins where the second does, which lies elsewhere in the next call.
+        assert torch.equal(repeated(x[32:], x[:16], whole), whole.relu())
+        assert torch.equal(repeated(x[32:], other[:16], whole), whole.relu())
+
+
 def test_streams_threads_and_graphs() -> None:
     _cuda()
     w, b = (torch.randn(128, device="cuda") for _ in range(2))
