@@ -18,8 +18,9 @@
 //! | `stable` | PyTorch's stable C interface |
 //! | `operators` `repeated` | operators of PyTorch's dispatcher without Python; direct calls of PyTorch that are repeated |
 //! | `images` `softmax` `matmul` `node` | the families, each of which turns keywords into a descriptor in one place |
-//! | `attention` `batch` `cast` `cross_entropy` `grouped` `groups` `linear_cross_entropy` `local_response` `ops` `quantize` `recurrent` `rows` `scaled` | |
+//! | `attention` `batch` `cast` `cross_entropy` `grouped` `groups` `local_response` `ops` `quantize` `recurrent` `rows` `scaled` | |
 //! | `causal_conv` `cells` `conv` `elementwise` `embedding` `optimizer` `parameter` `pool` `reduce` `resize` `rotary` `tensor_map` | |
+//! | `linear_cross_entropy` | |
 //! | `emulator` | `run` and `lint` |
 
 #![deny(unsafe_code)]
