@@ -1,11 +1,10 @@
 //! Free functions: allocate the results, take the plan from a cache, launch.
 
-use warpwright_ptx::DType;
 use warpwright_runtime::{Stream, Tensor};
 
 use super::{LinearCrossEntropyArgs, LinearCrossEntropyDesc, OP};
 use crate::cross_entropy::Reduction;
-use crate::plan::{PlanCache, Real};
+use crate::plan::{Plan, PlanCache, Real};
 use crate::{Error, PlanError};
 
 /// Everything that [`linear_cross_entropy`] takes beside its tensors; the default is PyTorch's of a cross entropy.
@@ -72,6 +71,34 @@ fn describe(
     })
 }
 
+/// Makes the loss, and writes the gradients of `x`, `weight` and `bias` that there is a place for.
+fn run(
+    stream: &Stream,
+    (plan, desc): (&Plan<LinearCrossEntropyDesc>, &LinearCrossEntropyDesc),
+    [x, weight, target]: [&Tensor; 3],
+    bias: Option<&Tensor>,
+    [dx, dweight, dbias]: [Option<&mut Tensor>; 3],
+) -> Result<Tensor, Error> {
+    let shape: &[usize] = if desc.reduction == Reduction::None { &[desc.rows] } else { &[] };
+    let mut loss = Tensor::empty_on(stream, desc.dtype.accumulator(), shape)?;
+    let mut workspace = plan.workspace(stream)?;
+    plan.launch(
+        stream,
+        LinearCrossEntropyArgs {
+            x: x.as_ref(),
+            weight: weight.as_ref(),
+            bias: bias.map(Tensor::as_ref),
+            target: target.as_ref(),
+            loss: loss.as_mut(),
+            dx: dx.map(Tensor::as_mut),
+            dweight: dweight.map(Tensor::as_mut),
+            dbias: dbias.map(Tensor::as_mut),
+            workspace: workspace.as_mut().map(Tensor::as_mut),
+        },
+    )?;
+    Ok(loss)
+}
+
 /// The cross entropy of `x weight^T + bias` for the classes in `target`, as `torch.nn.functional.linear` and `cross_entropy`, without the
 /// logits of all rows in memory; see the [module](crate::linear_cross_entropy).
 ///
@@ -109,24 +136,7 @@ pub fn linear_cross_entropy(
 ) -> Result<Tensor, Error> {
     let desc = describe(x, weight, bias, target, options)?;
     let plan = PLANS.get(&desc, stream.device().target())?;
-    let shape: &[usize] = if options.reduction == Reduction::None { &[desc.rows] } else { &[] };
-    let mut loss = Tensor::empty_on(stream, desc.dtype.accumulator(), shape)?;
-    let mut workspace = plan.workspace(stream)?;
-    plan.launch(
-        stream,
-        LinearCrossEntropyArgs {
-            x: x.as_ref(),
-            weight: weight.as_ref(),
-            bias: bias.map(Tensor::as_ref),
-            target: target.as_ref(),
-            loss: loss.as_mut(),
-            dx: None,
-            dweight: None,
-            dbias: None,
-            workspace: workspace.as_mut().map(Tensor::as_mut),
-        },
-    )?;
-    Ok(loss)
+    run(stream, (&plan, &desc), [x, weight, target], bias, [None, None, None])
 }
 
 /// [`linear_cross_entropy`] together with its gradients, for a gradient 1 of the loss: whoever has another one multiplies them by it.
@@ -164,26 +174,11 @@ pub fn linear_cross_entropy_with_gradients(
     options: LinearCrossEntropyOptions,
 ) -> Result<LinearCrossEntropyOutput, Error> {
     let desc = LinearCrossEntropyDesc { gradients: true, ..describe(x, weight, bias, target, options)? };
-    let dtype: DType = desc.dtype;
     let plan = PLANS.get(&desc, stream.device().target())?;
-    let mut loss = Tensor::empty_on(stream, dtype.accumulator(), &[])?;
-    let mut dx = Tensor::empty_on(stream, dtype, x.shape())?;
-    let mut dweight = Tensor::empty_on(stream, dtype, weight.shape())?;
-    let mut dbias = bias.map(|bias| Tensor::empty_on(stream, dtype, bias.shape())).transpose()?;
-    let mut workspace = plan.workspace(stream)?;
-    plan.launch(
-        stream,
-        LinearCrossEntropyArgs {
-            x: x.as_ref(),
-            weight: weight.as_ref(),
-            bias: bias.map(Tensor::as_ref),
-            target: target.as_ref(),
-            loss: loss.as_mut(),
-            dx: Some(dx.as_mut()),
-            dweight: Some(dweight.as_mut()),
-            dbias: dbias.as_mut().map(Tensor::as_mut),
-            workspace: workspace.as_mut().map(Tensor::as_mut),
-        },
-    )?;
+    let empty_like = |tensor: &Tensor| Tensor::empty_on(stream, desc.dtype, tensor.shape());
+    let (mut dx, mut dweight) = (empty_like(x)?, empty_like(weight)?);
+    let mut dbias = bias.map(empty_like).transpose()?;
+    let gradients = [Some(&mut dx), Some(&mut dweight), dbias.as_mut()];
+    let loss = run(stream, (&plan, &desc), [x, weight, target], bias, gradients)?;
     Ok(LinearCrossEntropyOutput { loss, dx, dweight, dbias })
 }

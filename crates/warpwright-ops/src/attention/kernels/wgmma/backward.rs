@@ -68,6 +68,15 @@ pub(super) struct Lane<'k> {
     pub(super) column: U32<'k>,
 }
 
+impl<'k> Lane<'k> {
+    /// The numbers of a thread's columns, of as many in shared memory from `first` on: two of each eight.
+    pub(super) fn of_columns(self, k: K<'k>, first: U32<'k>, columns: u32) -> Vec<F32<'k>> {
+        let from = k.shared_at::<f32>(first).at(self.column);
+        let pair = |eight: u32| from.at(u64::from(8 * eight)).load::<f32>(2);
+        (0..columns / 8).map(pair).flat_map(|pair| [pair[0], pair[1]]).collect()
+    }
+}
+
 /// Which of the two rows of a thread sum `i` is in, and how far its column is from the first.
 pub(super) const fn place(i: u32) -> (u32, u32) {
     (i / 2 % 2, i / 4 * 8 + i % 2)
@@ -283,10 +292,7 @@ impl<'k> Group<'k, '_> {
     /// Numbers of kind `kind` of the columns of a tile, two of each eight.
     fn of_columns(&self, k: K<'k>, pipe: PipelineState<'k>, kind: u32) -> Vec<F32<'k>> {
         let columns = self.sweep.config.columns;
-        let first = self.sweep.statistics(self.block, pipe) + kind * (columns * 4);
-        let from = k.shared_at::<f32>(first).at(self.lane.column);
-        let pair = |eight: u32| from.at(u64::from(8 * eight)).load::<f32>(2);
-        (0..columns / 8).map(pair).flat_map(|pair| [pair[0], pair[1]]).collect()
+        self.lane.of_columns(k, self.sweep.statistics(self.block, pipe) + kind * (columns * 4), columns)
     }
 
     /// All tiles of a head, from the turn `turn` on; the turn after them. While the weights of a tile are computed, those of the

@@ -354,10 +354,7 @@ impl<'k> Group<'k, '_> {
     /// Numbers of kind `kind` of the queries of a tile, two of each eight.
     fn of_queries(&self, k: K<'k>, pipe: PipelineState<'k>, kind: u32) -> Vec<F32<'k>> {
         let columns = self.fused.config.columns;
-        let first = self.fused.statistics(self.block, pipe) + kind * (columns * 4);
-        let from = k.shared_at::<f32>(first).at(self.lane.column);
-        let pair = |eight: u32| from.at(u64::from(8 * eight)).load::<f32>(2);
-        (0..columns / 8).map(pair).flat_map(|pair| [pair[0], pair[1]]).collect()
+        self.lane.of_columns(k, self.fused.statistics(self.block, pipe) + kind * (columns * 4), columns)
     }
 
     /// All tiles of a head; the turns after them.
