@@ -4,6 +4,7 @@
 //! all that it can depend on: types, sizes, strides, alignment and overlap of its tensors, and its parameters. A call that did anything
 //! else (a copy of PyTorch's, a transfer, memory from elsewhere) is not repeated.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -86,11 +87,21 @@ pub(crate) struct Call {
     mixed: bool,
 }
 
+thread_local! {
+    /// Kept from call to call for its memory.
+    static CALL: Cell<Call> = Cell::default();
+}
+
 impl Call {
-    pub(crate) fn clear(&mut self) {
-        self.words.clear();
-        self.tensors.clear();
-        (self.gpu, self.mixed) = (None, false);
+    /// Does something with a call that nothing has been added to yet.
+    pub(crate) fn with<T>(use_it: impl FnOnce(&mut Self) -> T) -> T {
+        let mut call = CALL.take();
+        call.words.clear();
+        call.tensors.clear();
+        (call.gpu, call.mixed) = (None, false);
+        let result = use_it(&mut call);
+        CALL.set(call);
+        result
     }
 
     /// The GPU that all tensors lie on.
@@ -152,12 +163,13 @@ impl<M> Recorded<M> {
     /// A call from what it did; `None` if anything is not known. memory: so many bytes for the time between.
     pub(crate) fn new(
         call: &Call,
-        results: Vec<(Place, M)>,
-        launches: Vec<RecordedLaunch>,
-        allocations: &[Allocation],
+        results: Option<Vec<(Place, M)>>,
+        launches: Option<Vec<RecordedLaunch>>,
+        allocations: Option<Vec<Allocation>>,
         memory: impl Fn(i64) -> Option<M>,
     ) -> Option<Self> {
-        let (mut places, mut made): (Vec<Place>, Vec<M>) = results.into_iter().unzip();
+        let (launches, allocations) = (launches?, allocations?);
+        let (mut places, mut made): (Vec<Place>, Vec<M>) = results?.into_iter().unzip();
         for (at, place) in places.iter().enumerate() {
             let is_whole = allocations.contains(&(place.address, place.bytes));
             let is_alone = places[..at].iter().all(|other| other.address != place.address);

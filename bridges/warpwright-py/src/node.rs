@@ -252,8 +252,9 @@ impl BoundBackward {
             PyTuple::empty(py)
         };
         all.extend(parameters.iter());
+        let wanted = wanted(context)?;
         if method.has_mask {
-            all.push(wanted(context)?.get_slice(0, tensors).into_any());
+            all.push(wanted.get_slice(0, tensors).into_any());
         }
         let arguments = PyTuple::new(py, all)?;
         if route(py, arguments.iter_borrowed().take(read))? != Route::Direct {
@@ -266,7 +267,6 @@ impl BoundBackward {
         }
         let mut gradients = Vec::with_capacity(method.arguments);
         if has_tuple {
-            let wanted = wanted(context)?;
             if let Some(shared) = &method.shared {
                 found = shared.bind(py).call1((found, of_results, parameters, &wanted))?;
             }

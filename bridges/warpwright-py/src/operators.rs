@@ -1,7 +1,6 @@
 //! Operators of PyTorch's dispatcher without Python: a function of C behind each repeats calls that are like one before, and has Python
 //! make those that are not.
 
-use std::cell::Cell;
 use std::ffi::CString;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,7 +11,7 @@ use warpwright_runtime::record_launches;
 use crate::calls::{Call, Described, Known, Place, Recorded, repeats_first_calls};
 use crate::indices;
 use crate::recording;
-use crate::stable::{ENTER, Interface, Kind, MOST, Owned, Stack, Visitor, interface};
+use crate::stable::{ENTER, Interface, Kind, MOST, Owned, Stack, interface};
 
 struct Operator {
     arguments: Vec<Kind>,
@@ -58,24 +57,6 @@ pub(crate) fn operator_calls() -> (usize, usize) {
     counts.fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1))
 }
 
-impl Visitor for Call {
-    fn number(&mut self, value: u64) {
-        Call::number(self, value);
-    }
-
-    fn text(&mut self, text: &[u8]) {
-        Call::text(self, text);
-    }
-
-    fn count(&mut self, count: usize) {
-        Call::number(self, count as u64);
-    }
-
-    fn tensor(&mut self, tensor: Described<'_>) {
-        Call::tensor(self, tensor);
-    }
-}
-
 /// A tensor that a call makes.
 struct Made {
     sizes: Box<[i64]>,
@@ -85,10 +66,10 @@ struct Made {
 
 impl Made {
     /// A result of a call on this GPU.
-    fn result(result: &Owned, on: Option<u32>) -> Option<(Place, Self)> {
+    fn result(result: &Owned, on: u32) -> Option<(Place, Self)> {
         let Described { address, dtype, gpu, sizes, strides, bytes } = result.describe()?;
         let made = Self { sizes: sizes.into(), strides: strides.into(), dtype };
-        (gpu == on).then_some((Place { address, bytes }, made))
+        (gpu == Some(on)).then_some((Place { address, bytes }, made))
     }
 
     fn bytes(count: i64) -> Option<Self> {
@@ -116,36 +97,24 @@ fn repeat(
     Some(recorded.enqueue(call, &addresses, gpu, stream).map(|()| made).map_err(|e| e.to_string()))
 }
 
-thread_local! {
-    static CALL: Cell<Call> = Cell::default();
-}
-
 /// The function behind operator `index`.
 fn enter(index: usize, stack: &mut Stack<'_>) -> Result<(), String> {
-    let (Some(operator), Some(interface)) = (OPERATORS[index].get(), interface()) else {
+    let Some(operator) = OPERATORS[index].get() else {
         return Err(format!("warpwright: operator {index} is not known"));
     };
-    let mut call = CALL.take();
-    call.clear();
-    let is_seen = stack.walk(&operator.arguments, &mut call).is_some() && !indices::validates();
-    let result = match call.gpu().filter(|_| is_seen) {
-        Some(gpu) => operator.called(interface, stack, &call, gpu),
-        None => operator.in_python(stack),
-    };
-    CALL.set(call);
-    result
+    Call::with(|call| {
+        let is_seen = stack.describe(&operator.arguments, call).is_some() && !indices::validates();
+        match call.gpu().filter(|_| is_seen) {
+            Some(gpu) => operator.called(stack, call, gpu),
+            None => operator.in_python(stack),
+        }
+    })
 }
 
 impl Operator {
-    fn called(
-        &self,
-        interface: &'static Interface,
-        stack: &mut Stack<'_>,
-        call: &Call,
-        gpu: u32,
-    ) -> Result<(), String> {
+    fn called(&self, stack: &mut Stack<'_>, call: &Call, gpu: u32) -> Result<(), String> {
         match self.calls.get(call) {
-            Some(Some(recorded)) => match repeat(&recorded, interface, call, gpu) {
+            Some(Some(recorded)) => match repeat(&recorded, stack.interface(), call, gpu) {
                 Some(Ok(results)) => {
                     stack.finish(&self.arguments, results.into_iter().take(self.results));
                     Ok(())
@@ -158,7 +127,7 @@ impl Operator {
                 None => self.in_python(stack),
             },
             Some(None) => self.in_python(stack),
-            None => self.record(interface, stack, call, gpu),
+            None => self.record(stack, call, gpu),
         }
     }
 
@@ -176,23 +145,15 @@ impl Operator {
         }
     }
 
-    fn record(
-        &self,
-        interface: &'static Interface,
-        stack: &mut Stack<'_>,
-        call: &Call,
-        gpu: u32,
-    ) -> Result<(), String> {
+    fn record(&self, stack: &mut Stack<'_>, call: &Call, gpu: u32) -> Result<(), String> {
         let ((result, launches), allocations) =
             recording::record(|| record_launches(|| self.in_python(stack)));
         result?;
         let results = stack.take(self.results);
-        let made: Option<Vec<_>> = results.iter().map(|result| Made::result(result, call.gpu())).collect();
-        let recorded = launches.zip(allocations).zip(made).and_then(|((launches, allocations), made)| {
-            Recorded::new(call, made, launches, &allocations, Made::bytes)
-        });
+        let made = results.iter().map(|result| Made::result(result, gpu)).collect();
+        let recorded = Recorded::new(call, made, launches, allocations, Made::bytes);
         let again = recorded.as_ref().filter(|_| repeats_first_calls());
-        match again.and_then(|recorded| repeat(recorded, interface, call, gpu)) {
+        match again.and_then(|recorded| repeat(recorded, stack.interface(), call, gpu)) {
             Some(repeated) => stack.put(repeated?.into_iter().take(self.results)),
             None => stack.put(results),
         }

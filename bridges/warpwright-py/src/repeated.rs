@@ -1,8 +1,6 @@
 //! Direct calls of PyTorch that are repeated: a function of tensors and parameters whose calls that are like one before only make the
 //! results, and enqueue what that one did.
 
-use std::cell::Cell;
-
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -32,10 +30,6 @@ pub(crate) struct Repeated {
     calls: Known<Made>,
 }
 
-thread_local! {
-    static CALL: Cell<Call> = Cell::default();
-}
-
 #[pymethods]
 impl Repeated {
     #[new]
@@ -50,11 +44,7 @@ impl Repeated {
         let Some(ways) = hooks.ways.as_ref().filter(|_| !indices::validates()) else {
             return native.call1(inputs);
         };
-        let mut call = CALL.take();
-        call.clear();
-        let result = self.called(native, inputs, (hooks, ways), &mut call);
-        CALL.set(call);
-        result
+        Call::with(|call| self.called(native, inputs, (hooks, ways), call))
     }
 
     /// How many kinds of calls are repeated, and how many are not.
@@ -72,10 +62,8 @@ impl Repeated {
         call: &mut Call,
     ) -> PyResult<Object<'py>> {
         let py = inputs.py();
-        for input in inputs.iter() {
-            if !describe(&input, (hooks, ways), call)? {
-                return native.call1(inputs);
-            }
+        if !describe_all(inputs.iter(), (hooks, ways), call)? {
+            return native.call1(inputs);
         }
         let Some(gpu) = call.gpu() else { return native.call1(inputs) };
         if !ways.is_current(py, gpu)? {
@@ -94,10 +82,7 @@ impl Repeated {
                     let layout = ((count,), (1,), bytes?.bind(py)).into_pyobject(py).ok()?.unbind();
                     Some(Made { layout, results: None })
                 };
-                let recorded = launches
-                    .zip(seen)
-                    .zip(made)
-                    .and_then(|((launches, seen), made)| Recorded::new(call, made, launches, &seen, memory));
+                let recorded = Recorded::new(call, made, launches, seen, memory);
                 let again = recorded.as_ref().filter(|_| repeats_first_calls());
                 let found = again.map_or(Ok(found), |recorded| repeat(py, recorded, ways, call, gpu));
                 self.calls.add(call, recorded);
@@ -112,6 +97,21 @@ fn observed(py: Python<'_>) -> PyResult<&Object<'_>> {
     static FUNCTION: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let find = || py.import("warpwright.torch._allocations")?.getattr("observed").map(Bound::unbind);
     Ok(FUNCTION.get_or_try_init(py, find)?.bind(py))
+}
+
+/// Adds how many arguments there are, and each, to the kind of a call; false if there is no saying what one is.
+fn describe_all<'py>(
+    objects: impl ExactSizeIterator<Item = Object<'py>>,
+    known: (&Hooks, &Ways),
+    call: &mut Call,
+) -> PyResult<bool> {
+    call.number(objects.len() as u64);
+    for object in objects {
+        if !describe(&object, known, call)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Adds an argument to the kind of a call; false if there is no saying what it is.
@@ -143,20 +143,10 @@ fn describe(object: &Object<'_>, (hooks, ways): (&Hooks, &Ways), call: &mut Call
         call.text(text.to_string_lossy().as_bytes());
     } else if let Ok(list) = object.cast_exact::<PyList>() {
         call.number(7);
-        call.number(list.len() as u64);
-        for item in list.iter() {
-            if !describe(&item, (hooks, ways), call)? {
-                return Ok(false);
-            }
-        }
+        return describe_all(list.iter(), (hooks, ways), call);
     } else if let Ok(tuple) = object.cast_exact::<PyTuple>() {
         call.number(8);
-        call.number(tuple.len() as u64);
-        for item in tuple.iter() {
-            if !describe(&item, (hooks, ways), call)? {
-                return Ok(false);
-            }
-        }
+        return describe_all(tuple.iter(), (hooks, ways), call);
     } else if let Some(dtype) = hooks.dtype_number(object) {
         call.number(9);
         call.number(dtype as u64);

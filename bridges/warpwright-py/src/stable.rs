@@ -8,7 +8,7 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use std::sync::OnceLock;
 use std::{mem, ptr, slice};
 
-use crate::calls::{Described, bytes_of};
+use crate::calls::{Call, Described, bytes_of};
 use crate::ffi::symbol;
 
 type Handle = *mut c_void;
@@ -111,15 +111,6 @@ impl Kind {
     }
 }
 
-/// What is told of each part of an argument, in order.
-pub(crate) trait Visitor {
-    fn number(&mut self, value: u64);
-    fn text(&mut self, text: &[u8]);
-    /// Whether there is a value, or how many.
-    fn count(&mut self, count: usize);
-    fn tensor(&mut self, tensor: Described<'_>);
-}
-
 /// A tensor of our own.
 pub(crate) struct Owned {
     handle: Handle,
@@ -186,11 +177,11 @@ impl Interface {
 
     /// # Safety
     /// A value of this type, which lives.
-    unsafe fn walk(&self, kind: &Kind, value: u64, visitor: &mut impl Visitor) -> Option<()> {
+    unsafe fn walk(&self, kind: &Kind, value: u64, call: &mut Call) -> Option<()> {
         match kind {
             // SAFETY: the caller vouches for the handle.
-            Kind::Tensor => visitor.tensor(unsafe { self.describe(pointer(value)) }?),
-            Kind::Number => visitor.number(value),
+            Kind::Tensor => call.tensor(unsafe { self.describe(pointer(value)) }?),
+            Kind::Number => call.number(value),
             Kind::Text => {
                 let (mut length, mut data) = (0, ptr::null());
                 // SAFETY: the caller vouches for the handle; the bytes live as long as it.
@@ -203,21 +194,21 @@ impl Interface {
                     }
                     slice::from_raw_parts(data.cast(), length)
                 };
-                visitor.text(text);
+                call.text(text);
             }
             Kind::Option(of) => {
-                visitor.count(usize::from(value != 0));
+                call.number(u64::from(value != 0));
                 if value != 0 {
                     // SAFETY: an option that is not null points to its value.
-                    unsafe { self.walk(of, pointer(value).cast::<u64>().read(), visitor)? };
+                    unsafe { self.walk(of, pointer(value).cast::<u64>().read(), call)? };
                 }
             }
             Kind::List(of) => {
                 let items = self.items(value)?;
-                visitor.count(items.len());
+                call.number(items.len() as u64);
                 for item in items {
                     // SAFETY: the list holds values of this type.
-                    unsafe { self.walk(of, item, visitor)? };
+                    unsafe { self.walk(of, item, call)? };
                 }
             }
         }
@@ -307,11 +298,15 @@ impl Interface {
 }
 
 impl Stack<'_> {
-    /// Tells of arguments of these types; `None` if PyTorch does not.
-    pub(crate) fn walk(&self, kinds: &[Kind], visitor: &mut impl Visitor) -> Option<()> {
+    pub(crate) fn interface(&self) -> &'static Interface {
+        self.interface
+    }
+
+    /// Adds the arguments, of these types, to the kind of a call; `None` if PyTorch does not tell what they are.
+    pub(crate) fn describe(&self, kinds: &[Kind], call: &mut Call) -> Option<()> {
         for (kind, value) in kinds.iter().zip(self.values.iter()) {
             // SAFETY: the stack holds the arguments, whose types are those of the schema.
-            unsafe { self.interface.walk(kind, *value, visitor)? };
+            unsafe { self.interface.walk(kind, *value, call)? };
         }
         Some(())
     }
@@ -329,7 +324,7 @@ impl Stack<'_> {
             // SAFETY: the stack owns the arguments, and nobody looks at them after.
             unsafe { self.interface.free(kind, *value) };
         }
-        self.values.iter_mut().zip(results).for_each(|(place, result)| *place = result.into_value());
+        self.put(results);
     }
 
     /// Takes the results, which are tensors, off.

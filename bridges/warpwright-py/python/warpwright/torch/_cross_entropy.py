@@ -10,12 +10,13 @@ from ._differentiable import Differentiable
 from ._registry import Operator
 
 
-def _options(ignore_index: int, label_smoothing: float, reduction: str) -> Any:
+def cross_entropy_options(ignore_index: int, label_smoothing: float, reduction: str) -> Any:
+    """Keywords of the native functions."""
     return {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "reduction": reduction}
 
 
 def _saved(logits: Tensor, target: Tensor, *options: Any) -> Any:
-    found = _native.cross_entropy(logits, target, statistics=True, **_options(*options))
+    found = _native.cross_entropy(logits, target, statistics=True, **cross_entropy_options(*options))
     # Only a mean counts rows.
     return found if len(found) == 4 else (*found, statistics(logits, 0))
 
@@ -30,7 +31,7 @@ def _fake(logits: Tensor, target: Tensor, ignore_index: int, label_smoothing: fl
 def _gradient(
     logits: Tensor, target: Tensor, lse: Tensor, nll: Tensor, count: Tensor, dloss: Tensor, *options: Any
 ) -> Any:
-    chosen = _options(*options)
+    chosen = cross_entropy_options(*options)
     counted = count if chosen["reduction"] == "mean" else None
     return _native.cross_entropy_backward(logits, target, lse, nll, dloss, counted, **chosen)
 
@@ -49,7 +50,7 @@ _cross_entropy = Differentiable(
         fake=lambda logits, *rest: row_major(logits),
     ),
     save=lambda inputs, found: (*inputs[:2], *found[1:]),
-    inference=lambda logits, target, *options: _native.cross_entropy(logits, target, **_options(*options)),
+    inference=lambda logits, target, *options: _native.cross_entropy(logits, target, **cross_entropy_options(*options)),
 ).function()
 
 

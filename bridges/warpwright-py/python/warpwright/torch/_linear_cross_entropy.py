@@ -7,37 +7,21 @@ from torch import Tensor
 
 from .. import _native
 from ._common import gradient_of, narrow, statistics
+from ._cross_entropy import cross_entropy_options
 from ._differentiable import Differentiable
 from ._registry import Operator
 
 
-def _native_loss(
-    x: Tensor,
-    weight: Tensor,
-    bias: Optional[Tensor],
-    target: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    reduction: str,
-    gradients: bool,
-) -> Any:
-    options: Any = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "reduction": reduction}
-    found = _native.linear_cross_entropy(x, weight, target, bias, gradients=gradients, **options)
+def _native_loss(x: Tensor, weight: Tensor, bias: Optional[Tensor], target: Tensor, *parameters: Any) -> Any:
+    *options, gradients = parameters
+    found = _native.linear_cross_entropy(x, weight, target, bias, gradients=gradients, **cross_entropy_options(*options))
     if not gradients:
         return (found, *(x.new_empty(0) for _ in range(3)))
     return found if len(found) == 4 else (*found, x.new_empty(0))
 
 
-def _fake(
-    x: Tensor,
-    weight: Tensor,
-    bias: Optional[Tensor],
-    target: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    reduction: str,
-    gradients: bool,
-) -> Any:
+def _fake(x: Tensor, weight: Tensor, bias: Optional[Tensor], target: Tensor, *parameters: Any) -> Any:
+    *_, reduction, gradients = parameters
     loss = statistics(x, x.shape[:1] if reduction == "none" else ())
     given = (x, weight, bias) if gradients else (None, None, None)
     return (loss, *(gradient_of(tensor, x) for tensor in given))

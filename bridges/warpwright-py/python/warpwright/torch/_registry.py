@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .._native import implement_operator, operator_failed, recorded, recording_wanted, torch_route
-from ._allocations import Allocations
+from ._allocations import observed
 from ._transforms import break_graph_of_transform, no_forward_mode, takes_derivatives, transformable
 
 _NAMESPACE = "warpwright"
@@ -94,22 +94,22 @@ class Operator:
             with torch.no_grad():
                 return function(*arguments)
 
-        self._define(inner_name)
+        inner = self._define(inner_name)
         _library.impl(inner_name, run, "CPU")
         # Who calls it records no gradient.
         _library.impl(inner_name, torch.library.fallthrough_kernel, "Autograd")
         if not self._implement(inner_name, run):
             _library.impl(inner_name, run, "CUDA")
-        inner = getattr(getattr(torch.ops, _NAMESPACE), inner_name).default
-        self._define(name)
+        outer = self._define(name)
         for key in ("CPU", "CUDA"):
             _library.impl(name, inner, key)
-        return Registered(getattr(getattr(torch.ops, _NAMESPACE), name).default, inner)
+        return Registered(outer, inner)
 
-    def _define(self, name: str) -> None:
-        """The schema under a name, for tracers too."""
+    def _define(self, name: str) -> Any:
+        """The operator of this schema under a name, for tracers too."""
         _library.define(name + self.schema[len(self.name) :], tags=_TAGS)
         torch.library.register_fake(f"{_NAMESPACE}::{name}", self.fake, lib=_library)
+        return getattr(getattr(torch.ops, _NAMESPACE), name).default
 
     def _implement(self, name: str, run: Callable[..., Any]) -> bool:
         """Puts a function without Python behind the operator `name` on GPUs, if this PyTorch has the interface for it. Calls that are
@@ -124,9 +124,8 @@ class Operator:
             try:
                 if not recording_wanted():
                     return run(*arguments)
-                with Allocations() as seen:
-                    found = run(*arguments)
-                recorded(seen.all())
+                found, allocations = observed(run, arguments)
+                recorded(allocations)
                 return found
             except Exception as error:
                 # It must not pass the functions of C on its way: `operator_error` finds it again.
