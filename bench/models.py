@@ -41,6 +41,7 @@ VARIANTS: dict[str, tuple[dict[str, Any] | None, str]] = {
     "everything": ({"enable": "everything"}, ""),
     # Of causal language models: the error is that of the loss.
     "patched without logits": ({"enable": {"linear_cross_entropy"}}, ""),
+    "patched without logits+graphs": ({"enable": {"linear_cross_entropy"}}, "graph"),
     "graphs": (None, "graph"),
     "patched+graphs": ({}, "graph"),
     "compile": (None, "compile"),

@@ -4,6 +4,7 @@
 `grouped_matmul`: shape is (groups, rows of all groups, n, k), groups end at random; `grouping`: `k` if these rows are the common dimension,
 of which each group has a result [n, k]. `scaled_matmul`: the same as `matmul` of 8-bit codes of `format`, with a scale for each `row`, or one, `tensor`; sums as `accumulation` says. `attention`:
 shape is (batch, sequence, heads, head_dim), the keys' where there are other `queries`; options `causal`, `kv_heads` and `queries`.
+`linear_cross_entropy`: shape is (rows, features, classes).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from .contender import installed
 from .norms import Draw, Function, Problem
 from .suites import Case
 
@@ -98,6 +100,38 @@ class GroupedMatMul(Problem):
         return [self._loop(*(x.double() for x in self.inputs))]
 
 
+class LinearCrossEntropy(Problem):
+    differentiable = 2
+    whole = True
+
+    def __init__(self, case: Case, draw: Draw) -> None:
+        self.case = case
+        rows, features, classes = case.shape
+        x = draw((rows, features))
+        self.target = torch.randint(0, classes, (rows,), device=x.device)
+        self.inputs = [x, draw((classes, features)).mul_(features**-0.5), self.target]
+
+    def theirs(self, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        weight, target = rest
+        # Losses of half types are taken in f32, as training does.
+        logits = F.linear(x, weight)
+        return F.cross_entropy(logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits, target)
+
+    def ours(self, ww: Any) -> Function:
+        x, weight, target = self.inputs
+        return lambda out=None: ww.linear_cross_entropy(x, weight, target, out=out)
+
+    def ours_recorded(self, wt: Any) -> Function:
+        return lambda x, weight, target: wt.linear_cross_entropy(x, weight, target)
+
+    def others(self) -> dict[str, Function]:
+        if not installed("liger_kernel"):
+            return {}
+        from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
+
+        return {"Liger": lambda x, weight, target: LigerFusedLinearCrossEntropyFunction.apply(x, weight, target)[0]}
+
+
 class Attention(Problem):
     differentiable = 3
 
@@ -152,4 +186,5 @@ PROBLEMS: dict[str, type[Problem]] = {
     "grouped_matmul": GroupedMatMul,
     "scaled_matmul": ScaledMatMul,
     "attention": Attention,
+    "linear_cross_entropy": LinearCrossEntropy,
 }

@@ -120,6 +120,9 @@ class Case:
             rows = self.option("queries", sequence) * heads + sequence * self.option("kv_heads", heads)
             # Queries, keys, values and result; in the other direction their gradients too.
             return batch * width * rows * size * {"forward": 2, "backward": 4, "both": 6}[self.direction]
+        if self.op == "linear_cross_entropy":
+            rows, features, classes = self.shape
+            return (rows + classes) * features * size * {"forward": 1, "both": 2}[self.direction]
         if self.op == "rotary_embedding":
             batch, steps, heads, width = self.shape
             return 2 * batch * steps * (heads + self.option("kv_heads", heads)) * width * size
@@ -151,6 +154,8 @@ class Case:
             return 2 * math.prod(self.shape)
         if self.op == "grouped_matmul":
             return 2 * math.prod(self.shape[1:])
+        if self.op == "linear_cross_entropy":
+            return 2 * math.prod(self.shape) * {"forward": 1, "both": 3}[self.direction]
         if self.op == "conv":
             _, _, results, terms = self.convolution
             return 2 * results * terms
