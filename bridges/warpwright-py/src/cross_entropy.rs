@@ -8,7 +8,7 @@ use warpwright::cross_entropy::{
 };
 use warpwright::plan::{PlanCache, Real};
 
-use crate::array::Array;
+use crate::array::{Array, Site, dtype_given};
 use crate::call::{Call, Form, gathered, places, present, statistics_dtype};
 use crate::error::{self, Class, Problem};
 use crate::indices::known;
@@ -77,13 +77,10 @@ fn start<'py>(
     };
     let target = targets(&call, target, [rows, classes], o.ignore_index)?;
     let desc = CrossEntropyDesc {
-        dtype: logits.dtype,
-        target: target.dtype,
-        rows,
-        classes,
         ignore_index: o.ignore_index,
         label_smoothing: Real::new(o.label_smoothing),
         reduction,
+        ..CrossEntropyDesc::new(logits.dtype, target.dtype, [rows, classes])
     };
     Ok(Started { call, logits, target, desc })
 }
@@ -98,11 +95,12 @@ fn losses(desc: &CrossEntropyDesc) -> Vec<usize> {
 /// logits: float32, float64, float16 or bfloat16, [rows, classes]; target: int64 or int32, [rows]. A row whose target is
 /// `ignore_index` does not count; one that is neither a class nor that is refused on the host and gives NaN on a GPU, see
 /// `validate_indices`. label_smoothing: the share of the target distribution that is spread over all classes.
-/// reduction: "mean" over the rows that count, "sum" or "none". The result has the dtype of logits; with `statistics` it is
-/// the first of a tuple with the log-sum-exp of each row, the negative log-likelihood of its target without smoothing and, of a
-/// mean, the number of rows that count, for `cross_entropy_backward`, and so is `out`.
+/// reduction: "mean" over the rows that count, "sum" or "none". The result has the dtype of logits, or `dtype`: float32 for float16 or
+/// bfloat16 logits, as if they were converted before. With `statistics` it is the first of a tuple with the log-sum-exp of each row, the
+/// negative log-likelihood of its target without smoothing and, of a mean, the number of rows that count, for `cross_entropy_backward`,
+/// and so is `out`.
 #[pyfunction]
-#[pyo3(signature = (logits, target, *, ignore_index=-100, label_smoothing=0.0, reduction="mean", statistics=false, out=None, stream=None))]
+#[pyo3(signature = (logits, target, *, ignore_index=-100, label_smoothing=0.0, reduction="mean", dtype=None, statistics=false, out=None, stream=None))]
 #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
 pub(crate) fn cross_entropy<'py>(
     logits: &Object<'py>,
@@ -110,6 +108,7 @@ pub(crate) fn cross_entropy<'py>(
     ignore_index: i64,
     label_smoothing: f64,
     reduction: &str,
+    dtype: Maybe<'_, 'py>,
     statistics: bool,
     out: Maybe<'_, 'py>,
     stream: Maybe<'_, 'py>,
@@ -117,14 +116,17 @@ pub(crate) fn cross_entropy<'py>(
     static PLANS: PlanCache<CrossEntropyDesc> = PlanCache::new();
     const OP: &str = "cross_entropy";
     let options = Options { ignore_index, label_smoothing, reduction, stream };
-    let Started { call, logits, target, desc } = start(OP, [logits, target], &options)?;
+    let Started { call, logits, target, mut desc } = start(OP, [logits, target], &options)?;
+    if let Some(dtype) = dtype {
+        desc.loss = dtype_given(dtype, Site { op: OP, argument: "dtype" })?;
+    }
     let plan = call.plan(&PLANS, &desc)?;
     let mean = desc.reduction == Reduction::Mean;
     let out = places(OP, out, [true, statistics, statistics, statistics && mean])?;
     let [first, second, third, fourth] = out.each_ref().map(Option::as_ref);
     let (shape, wide) = (losses(&desc), statistics_dtype(desc.dtype));
     let outputs = [
-        Some(call.output(("out", first), &logits, Form::RowMajor(desc.dtype, &shape))?),
+        Some(call.output(("out", first), &logits, Form::RowMajor(desc.loss, &shape))?),
         Some(call.output(("out", second), &logits, Form::RowMajor(wide, &[desc.rows]))?),
         Some(call.output(("out", third), &logits, Form::RowMajor(wide, &[desc.rows]))?),
         call.optional_output(mean, ("out", fourth), &logits, Form::RowMajor(wide, &[]))?,
@@ -165,11 +167,17 @@ pub(crate) fn cross_entropy_backward<'py>(
     static PLANS: PlanCache<CrossEntropyBackwardDesc> = PlanCache::new();
     const OP: &str = "cross_entropy_backward";
     let options = Options { ignore_index, label_smoothing, reduction, stream };
-    let Started { call, logits, target, desc } = start(OP, [logits, target], &options)?;
+    let Started { call, logits, target, mut desc } = start(OP, [logits, target], &options)?;
     let wide = statistics_dtype(desc.dtype);
     let lse = call.small(("lse", lse), wide, &[desc.rows])?;
     let nll = call.small(("nll", nll), wide, &[desc.rows])?;
-    let dloss = call.small(("dloss", dloss), desc.dtype, &losses(&desc))?;
+    let dloss = call.read(("dloss", dloss))?;
+    if dloss.dtype == wide {
+        desc.loss = wide;
+    }
+    dloss.expect_dtype(desc.loss)?;
+    dloss.expect_shape(&losses(&desc))?;
+    let dloss = call.row_major(dloss)?;
     let count = call.optional(("count", count), wide, &[])?;
     let plan = call.plan(&PLANS, &CrossEntropyBackwardDesc { forward: desc })?;
     let outputs = [Some(call.output(("out", out), &logits, Form::RowMajor(logits.dtype, &logits.shape))?)];

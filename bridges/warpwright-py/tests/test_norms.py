@@ -106,7 +106,7 @@ OPERATORS = {
     "add_layer_norm": lambda x, c: (x, x.detach(), c[:3], None, [3], 1e-5),
     "add_rms_norm": lambda x, c: (x, x.detach(), c[:3], [3], 1e-5),
     "local_response_norm": lambda x, c: (x, 3, 0.1, 0.75, 1.0),
-    "cross_entropy": lambda x, c: (x.flatten(1), torch.tensor([3, 1], device=x.device), -100, 0.1, "mean"),
+    "cross_entropy": lambda x, c: (x.flatten(1), torch.tensor([3, 1], device=x.device), -100, 0.1, "mean", x.dtype),
     "softmax": lambda x, c: (x, 1, 0.5),
     "log_softmax": lambda x, c: (x, -1, 1.0),
 }

@@ -158,6 +158,17 @@ def test_losses(random):
         np.testing.assert_allclose(found, reference, atol=1e-12)
     single = ww.cross_entropy(logits.astype(np.float32), target.astype(np.int32))
     assert single.shape == () and single.dtype == np.float32
+    half = logits.astype(np.float16)
+    wide, lse, nll, count = ww.cross_entropy(half, target, dtype="float32", statistics=True)
+    np.testing.assert_allclose(wide, ww.cross_entropy(half.astype(np.float32), target), rtol=1e-6)
+    found = ww.cross_entropy_backward(half, target, lse, nll, wide, count)
+    narrow = ww.cross_entropy_backward(half, target, lse, nll, wide.astype(np.float16), count)
+    assert wide.dtype == np.float32 and found.dtype == np.float16
+    np.testing.assert_allclose(found, narrow, rtol=2e-3)
+    with pytest.raises(ww.DtypeError, match="loss"):
+        ww.cross_entropy(half, target, dtype="float64")
+    with pytest.raises(ww.DtypeError, match="dloss"):
+        ww.cross_entropy_backward(half, target, lse, nll, wide.astype(np.float64), count)
     with pytest.raises(ww.ParameterError):
         ww.cross_entropy(logits, target, reduction="most")
     with pytest.raises(ww.DtypeError):

@@ -198,6 +198,28 @@ def test_the_gradient_of_relu_passes_at_nan(torch_device):
             torch.testing.assert_close(*found)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float32])
+def test_losses_of_another_type_than_the_logits(kind, reduction, torch_device):
+    logits = torch.randn(2, 9, 5, generator=torch.Generator().manual_seed(3)).to(torch_device, kind)
+    target = torch.tensor([[3, 0, -100, 8, 8], [1, 1, 2, -100, 5]], device=torch_device)
+    dtype = torch.float64 if kind == torch.float32 else torch.float32
+    found = []
+    for x, function in (
+        (logits.clone(), lambda x: wt.cross_entropy(x, target, reduction=reduction, dtype=dtype)),
+        (logits.clone(), lambda x: F.cross_entropy(x.to(dtype), target, reduction=reduction)),
+    ):
+        loss = function(x.requires_grad_())
+        (loss * torch.linspace(1, 2, loss.numel(), dtype=dtype, device=torch_device).reshape(loss.shape)).sum().backward()
+        found.append((loss.detach(), x.grad))
+    (ours, gradient), (theirs, expected) = found
+    assert ours.dtype == dtype and gradient.dtype == kind
+    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(gradient, expected)
+    with torch.autocast(torch_device, dtype=torch.bfloat16):
+        assert wt.cross_entropy(logits, target).dtype == F.cross_entropy(logits, target).dtype == torch.float32
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_gradient_of_a_likely_class_has_the_digits_of_pytorchs(dtype, torch_device):
     """Where the probability of the target is near 1, the difference of both cancels."""

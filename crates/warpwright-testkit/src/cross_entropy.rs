@@ -13,7 +13,7 @@ use warpwright_ptx::DType;
 use crate::budget;
 use crate::case::{Bench, Case, CaseError, Scope, Subject};
 use crate::inputs::{Input, Random};
-use crate::measure::{Comparison, Expected};
+use crate::measure::{Comparison, Expected, compare};
 use crate::storage;
 
 const IGNORED: i64 = -100;
@@ -26,6 +26,10 @@ struct Situation {
     reduction: Reduction,
     label_smoothing: f64,
     input: Input,
+    /// Whether the loss has the type of the computation.
+    wide_loss: bool,
+    /// Elements between rows.
+    gap: usize,
     /// Elements past an aligned address.
     lead: usize,
     in_place: bool,
@@ -50,10 +54,12 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
             let many = if direction == Direction::Forward { many_rows(dtype, scope) } else { Vec::new() };
             for situation in situations(scope).into_iter().chain(many) {
                 let Situation { rows, classes, target, reduction, label_smoothing, input, .. } = situation;
-                let Situation { lead, in_place, stray, likely, .. } = situation;
+                let Situation { wide_loss, gap, lead, in_place, stray, likely, .. } = situation;
                 let mut words =
                     format!("{}, {target} targets, {reduction:?}, smoothing {label_smoothing}", input.name());
                 for (holds, word) in [
+                    (wide_loss, ", loss of f32"),
+                    (gap > 0, ", rows apart"),
                     (lead > 0, ", misaligned"),
                     (in_place, ", in place"),
                     (stray, ", stray targets"),
@@ -83,6 +89,8 @@ const PLAIN: Situation = Situation {
     reduction: Reduction::None,
     label_smoothing: 0.0,
     input: Input::Normal,
+    wide_loss: false,
+    gap: 0,
     lead: 0,
     in_place: false,
     stray: false,
@@ -111,6 +119,10 @@ fn situations(scope: Scope) -> Vec<Situation> {
         Situation { stray: true, rows: 9, classes: 3, ..plain },
         Situation { lead: 1, ..plain },
         Situation { in_place: true, classes: 65, ..plain },
+        Situation { gap: 28, ..plain },
+        Situation { wide_loss: true, rows: 7, ..plain },
+        Situation { wide_loss: true, rows: 7, reduction: Reduction::Mean, in_place: true, ..plain },
+        Situation { gap: 6, in_place: true, label_smoothing: 0.1, classes: 65, ..plain },
         Situation { classes: 1, ..plain },
         Situation { rows: 0, ..plain },
         Situation { likely: true, rows: 30, ..plain },
@@ -140,6 +152,8 @@ fn situations(scope: Scope) -> Vec<Situation> {
             Situation { rows: 5, classes: 2500, input: Input::Hostile, ..plain },
             Situation { rows: 3, classes: 2500, reduction: Reduction::Mean, stray: true, ..plain },
             Situation { rows: 2, classes: 9001, in_place: true, reduction: Reduction::Mean, ..plain },
+            Situation { gap: 7, classes: 20_001, lead: 1, ..plain },
+            Situation { gap: 63, classes: 2049, in_place: true, reduction: Reduction::Mean, ..plain },
         ]);
     }
     all
@@ -151,16 +165,33 @@ impl CrossEntropySubject {
     }
 
     fn desc(&self) -> CrossEntropyDesc {
-        let Situation { rows, classes, target, reduction, label_smoothing, .. } = self.situation;
+        let Situation { rows, classes, gap, target, reduction, label_smoothing, .. } = self.situation;
         CrossEntropyDesc {
-            dtype: self.dtype,
-            target,
-            rows,
-            classes,
+            loss: self.loss(),
+            row_stride: classes + gap,
             ignore_index: IGNORED,
             label_smoothing: Real::new(label_smoothing),
             reduction,
+            ..CrossEntropyDesc::new(self.dtype, target, [rows, classes])
         }
+    }
+
+    /// The type of the loss.
+    fn loss(&self) -> DType {
+        if self.situation.wide_loss { self.wide() } else { self.dtype }
+    }
+
+    /// Rows as they lie in memory; nothing reads what lies between them, and nothing of that is a number.
+    fn apart(&self, rows: &[f64]) -> Vec<f64> {
+        let Situation { classes, gap, .. } = self.situation;
+        let mut all = Vec::new();
+        for row in rows.chunks(classes) {
+            if !all.is_empty() {
+                all.extend(std::iter::repeat_n(f64::NAN, gap));
+            }
+            all.extend_from_slice(row);
+        }
+        all
     }
 
     /// Logits and targets.
@@ -224,10 +255,10 @@ impl CrossEntropySubject {
             .zip(&ts)
             .map(|(x, t)| Self::expected(reference::nll(x, *t), reference::forward_scale(x, *t)))
             .collect();
-        let logits = bench.input("logits", self.dtype, &xs, lead)?;
+        let logits = bench.input("logits", self.dtype, &self.apart(&xs), lead)?;
         let targets: Vec<f64> = ts.iter().map(|t| *t as f64).collect();
         let targets = bench.input("target", target, &targets, lead)?;
-        let mut loss = bench.output("loss", self.dtype, losses.len(), 0)?;
+        let mut loss = bench.output("loss", self.loss(), losses.len(), 0)?;
         let mut lse = bench.output("lse", self.wide(), rows, 0)?;
         let mut nll = bench.output("nll", self.wide(), rows, 0)?;
         let mut count = bench.output("count", self.wide(), 1, 0)?;
@@ -247,7 +278,11 @@ impl CrossEntropySubject {
             };
             Ok(plan.launch(stream, args)?)
         })?;
-        let mut result = bench.compare(&loss, &losses)?;
+        let mut result = if self.loss() == self.dtype {
+            bench.compare(&loss, &losses)?
+        } else {
+            bench.compare_saved(self.dtype, &loss, &losses)?
+        };
         if self.dtype == self.wide() {
             result = result.merge(bench.compare(&lse, &lses)?);
             result = result.merge(bench.compare(&nll, &nlls)?);
@@ -260,7 +295,7 @@ impl CrossEntropySubject {
     }
 
     fn backward(&self, bench: &mut Bench<'_>) -> Result<Comparison, CaseError> {
-        let Situation { rows, classes, target, reduction, lead, in_place, .. } = self.situation;
+        let Situation { rows, classes, gap, target, reduction, lead, in_place, .. } = self.situation;
         let plan = CrossEntropyBackwardDesc { forward: self.desc() }.plan(bench.target())?;
         let (xs, ts) = self.draw();
         let (wide, options) = (self.wide(), self.options());
@@ -272,7 +307,7 @@ impl CrossEntropySubject {
         let each = reduction == Reduction::None;
         let mut random = Random::new(3);
         let dlosses: Vec<f64> = (0..if each { rows } else { 1 })
-            .map(|_| storage::round(self.dtype, 1.0 + random.unit()))
+            .map(|_| storage::round(self.loss(), 1.0 + random.unit()))
             .collect();
         let divisor = if reduction == Reduction::Mean { count } else { 1.0 };
         let mut expected = Vec::new();
@@ -290,15 +325,17 @@ impl CrossEntropySubject {
         let targets = bench.input("target", target, &targets, lead)?;
         let lse = bench.input("lse", wide, &lses, 0)?;
         let nll = bench.input("nll", wide, &nlls, 0)?;
-        let dloss = bench.input("dloss", self.dtype, &dlosses, 0)?;
+        let dloss = bench.input("dloss", self.loss(), &dlosses, 0)?;
         let counted = bench.input("count", wide, &[count], 0)?;
         let mean = reduction == Reduction::Mean;
+        let xs = self.apart(&xs);
         let logits = bench.input("logits", self.dtype, &xs, lead)?;
         let mut dlogits = if in_place {
             bench.input("dlogits", self.dtype, &xs, lead)?
         } else {
             bench.output("dlogits", self.dtype, xs.len(), lead)?
         };
+        let before = bench.read(&dlogits)?;
         bench.launch(|stream| {
             let args = CrossEntropyBackwardArgs {
                 logits: if in_place { None } else { Some(logits.view()?) },
@@ -311,7 +348,14 @@ impl CrossEntropySubject {
             };
             Ok(plan.launch(stream, args)?)
         })?;
-        bench.compare(&dlogits, &expected)
+        let after = bench.read(&dlogits)?;
+        let of_row = |at: usize| at % (classes + gap) < classes;
+        let changed = (0..after.len()).find(|&at| !of_row(at) && after[at].to_bits() != before[at].to_bits());
+        if let Some(at) = changed {
+            return Err(CaseError::Damage { tensor: "dlogits", offset: (at * self.dtype.bytes()) as i64 });
+        }
+        let of_rows: Vec<f64> = (0..after.len()).filter(|at| of_row(*at)).map(|at| after[at]).collect();
+        Ok(compare(self.dtype, &of_rows, &expected, Bench::poison(self.dtype)))
     }
 }
 

@@ -87,15 +87,7 @@ pub(crate) fn main() -> Result<(), Error> {
     let (activation, dtype, len) = (Activation::Tanh, DType::F32, ROWS * HIDDEN);
     let tanh = ActivationDesc { activation, dtype, len }.plan(target)?;
     let tanh_backward = ActivationBackwardDesc { activation, dtype, len }.plan(target)?;
-    let forward = CrossEntropyDesc {
-        dtype,
-        target: DType::I64,
-        rows: ROWS,
-        classes: CLASSES,
-        ignore_index: -100,
-        label_smoothing: 0.0.into(),
-        reduction: Reduction::Mean,
-    };
+    let forward = CrossEntropyDesc::new(dtype, DType::I64, [ROWS, CLASSES]);
     let cross_entropy = forward.plan(target)?;
     let cross_entropy_backward = CrossEntropyBackwardDesc { forward }.plan(target)?;
     let mut workspace = cross_entropy.workspace(&stream)?;

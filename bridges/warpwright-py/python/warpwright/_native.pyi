@@ -607,6 +607,7 @@ def cross_entropy(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     reduction: str = "mean",
+    dtype: _Dtype | None = None,
     statistics: bool = False,
     out: _Array | _Arrays | None = None,
     stream: _Stream | None = None,

@@ -18,18 +18,20 @@ pub struct CrossEntropyOptions {
     pub ignore_index: i64,
     /// The share of the target distribution that is spread over all classes.
     pub label_smoothing: f64,
+    /// The type of the loss: that of the logits if `None`, and f32 of half types is as if they had been converted before.
+    pub loss: Option<DType>,
 }
 
 impl Default for CrossEntropyOptions {
     fn default() -> Self {
-        Self { reduction: Reduction::Mean, ignore_index: -100, label_smoothing: 0.0 }
+        Self { reduction: Reduction::Mean, ignore_index: -100, label_smoothing: 0.0, loss: None }
     }
 }
 
 /// The result of [`cross_entropy`], and what its backward function takes.
 #[derive(Debug)]
 pub struct CrossEntropyOutput {
-    /// One element (`[]`), or `[rows]` without a reduction, of the type of the logits.
+    /// One element (`[]`), or `[rows]` without a reduction, of the type that was asked for.
     pub loss: Tensor,
     /// The log-sum-exp of each row, `[rows]`, f32, or f64 for f64.
     pub lse: Tensor,
@@ -49,10 +51,10 @@ fn describe(
         let got = format!("{:?}", logits.shape());
         return Err(PlanError::refused(OP, "logits", got, "[rows, classes]"));
     };
-    let CrossEntropyOptions { reduction, ignore_index, label_smoothing } = options;
-    let (dtype, target) = (logits.dtype(), target.dtype());
-    let label_smoothing = Real::new(label_smoothing);
-    Ok(CrossEntropyDesc { dtype, target, rows, classes, ignore_index, label_smoothing, reduction })
+    let CrossEntropyOptions { reduction, ignore_index, label_smoothing, loss } = options;
+    let (label_smoothing, loss) = (Real::new(label_smoothing), loss.unwrap_or(logits.dtype()));
+    let plain = CrossEntropyDesc::new(logits.dtype(), target.dtype(), [rows, classes]);
+    Ok(CrossEntropyDesc { loss, ignore_index, label_smoothing, reduction, ..plain })
 }
 
 /// The cross entropy of `logits` for the classes in `target`, as `torch.nn.functional.cross_entropy`; see the
@@ -92,7 +94,7 @@ pub fn cross_entropy(
     let plan = PLANS.get(&desc, stream.device().target())?;
     let wide: DType = desc.dtype.accumulator();
     let shape: &[usize] = if options.reduction == Reduction::None { &[desc.rows] } else { &[] };
-    let mut loss = Tensor::empty_on(stream, desc.dtype, shape)?;
+    let mut loss = Tensor::empty_on(stream, desc.loss, shape)?;
     let mut lse = Tensor::empty_on(stream, wide, &[desc.rows])?;
     let mut nll = Tensor::empty_on(stream, wide, &[desc.rows])?;
     let mut count = match options.reduction {
@@ -150,9 +152,8 @@ pub fn cross_entropy_backward(
 ) -> Result<Tensor, Error> {
     static PLANS: PlanCache<CrossEntropyBackwardDesc> = PlanCache::new();
     let forward = describe(logits, target, options)?;
-    let dtype = forward.dtype;
     let plan = PLANS.get(&CrossEntropyBackwardDesc { forward }, stream.device().target())?;
-    let mut dlogits = Tensor::empty_on(stream, dtype, logits.shape())?;
+    let mut dlogits = Tensor::empty_on(stream, logits.dtype(), logits.shape())?;
     plan.launch(
         stream,
         CrossEntropyBackwardArgs {

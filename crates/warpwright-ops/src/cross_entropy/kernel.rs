@@ -12,7 +12,7 @@ kernel_args! {
     /// `words` 32-bit words.
     pub(super) struct ForwardArgs => ForwardParams {
         logits: In<Elem>, target: In<u32>, loss: Out<Elem>, losses: Out<Elem>, lse: Out<Elem>, nll: Out<Elem>,
-        rows: u64, classes: u64, words: u32, rowwise: u32, ignore_index: i64, label_smoothing: f64,
+        rows: u64, classes: u64, row_stride: u64, words: u32, rowwise: u32, ignore_index: i64, label_smoothing: f64,
     }
 }
 
@@ -30,7 +30,7 @@ kernel_args! {
     pub(super) struct BackwardArgs => BackwardParams {
         logits: In<Elem>, target: In<u32>, lse: In<Elem>, nll: In<Elem>, dloss: In<Elem>, count: In<Elem>,
         dlogits: Out<Elem>,
-        classes: u64, chunks: u32, words: u32, rowwise: u32, mean: u32, ignore_index: i64, label_smoothing: f64,
+        classes: u64, row_stride: u64, chunks: u32, words: u32, rowwise: u32, mean: u32, ignore_index: i64, label_smoothing: f64,
     }
 }
 
@@ -67,7 +67,7 @@ impl AccumulateKernel for Forward {
             rows => k.block_idx_x().mad_wide(rows, (k.thread_idx() / threads).to_u64()),
         };
         let there = row.lt(a.rows);
-        let vectors = UnalignedRow::new(row * a.classes, there.select(a.classes, 0), width);
+        let vectors = UnalignedRow::new(row * a.row_stride, there.select(a.classes, 0), width);
         let target = a.target.integer(there.select(row, 0), a.words);
 
         // One element outside of the vectors, in the first lane; of single elements none is outside.
@@ -113,7 +113,7 @@ impl AccumulateKernel for Forward {
 
         k.if_(there & thread.eq(0), || {
             let valid = target.ge(0) & target.lt(a.classes.to_i64());
-            let at = row * a.classes + valid.select(target, 0).to_u64();
+            let at = row * a.row_stride + valid.select(target, 0).to_u64();
             let own: Reg<'k, A> = a.logits.at(at).get();
             let log_sum = row_sum.log();
             let likely = (row_max - own) + log_sum;
@@ -182,6 +182,8 @@ fn complement<'k, A: Accumulate>(nll: Reg<'k, A>) -> Reg<'k, A> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Backward {
     pub(super) dtype: DType,
+    /// Element type of `dloss`.
+    pub(super) loss: DType,
     pub(super) config: Config,
 }
 
@@ -189,11 +191,13 @@ impl AccumulateKernel for Backward {
     type Args = BackwardArgs;
 
     fn spec(&self) -> KernelSpec {
+        let Config { threads, width, .. } = self.config;
+        let of_loss = if self.loss == self.dtype { String::new() } else { format!("_loss_{}", self.loss) };
         KernelSpec::new(
-            format!("cross_entropy_backward_{}_t{}x{}", self.dtype, self.config.threads, self.config.width),
-            BlockDim::x(self.config.threads),
+            format!("cross_entropy_backward_{}_t{threads}x{width}{of_loss}", self.dtype),
+            BlockDim::x(threads),
         )
-        .dtypes(DTypes::all(self.dtype).accumulated(["lse", "nll", "count"]))
+        .dtypes(DTypes::all(self.dtype).accumulated(["lse", "nll", "count"]).with("dloss", self.loss))
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: BackwardParams<'k>) {
@@ -203,7 +207,7 @@ impl AccumulateKernel for Backward {
         let row = block / a.chunks;
         let chunk = block - row * a.chunks;
         let row = row.to_u64();
-        let vectors = UnalignedRow::new(row * a.classes, a.classes, width);
+        let vectors = UnalignedRow::new(row * a.row_stride, a.classes, width);
 
         let target = a.target.integer(row, a.words);
         let valid = target.ge(0) & target.lt(a.classes.to_i64());

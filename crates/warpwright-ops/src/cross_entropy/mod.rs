@@ -1,6 +1,6 @@
 //! Cross entropy from logits: the negative log-likelihood of a class under the softmax of a row, forward and backward.
 //!
-//! `logits` are `[rows, classes]`, `target` is `[rows]` in i64 or i32. With `e` the label smoothing and
+//! `logits` are `[rows, classes]`, in rows that may lie apart, and `target` is `[rows]` in i64 or i32. With `e` the label smoothing and
 //! `lse = log(sum_j exp(x_j))` of a row,
 //!
 //! - `loss = (1 - e) (lse - x_target) + e (lse - mean_j x_j)` (Szegedy et al. 2016, arXiv:1512.00567, section 7),
@@ -14,8 +14,8 @@
 //! target that is neither a class nor `ignore_index`, where PyTorch stops the device, gives NaN as loss and gradient of
 //! its row and reads nothing.
 //!
-//! Half types are computed in f32; the loss has the type of the logits, `lse`, `nll` and `count` that of the computation (f64
-//! for f64, else f32). Sums go in a fixed order. `dlogits` may replace the logits exactly.
+//! Half types are computed in f32; the loss has the type of the logits or of the computation (f64 for f64, else f32), and `lse`, `nll`
+//! and `count` that of the computation. Sums go in a fixed order. `dlogits` may replace the logits exactly.
 
 mod functions;
 mod kernel;
@@ -51,14 +51,18 @@ pub enum Reduction {
 /// The losses of rows of logits.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CrossEntropyDesc {
-    /// Element type of the logits and the loss.
+    /// Element type of the logits.
     pub dtype: DType,
+    /// Element type of the loss and its gradient: that of the logits, or f32 where they are of a half type.
+    pub loss: DType,
     /// Element type of the targets: i64 or i32.
     pub target: DType,
     /// Number of rows.
     pub rows: usize,
     /// Number of classes.
     pub classes: usize,
+    /// Elements from one row of the logits to the next, and of their gradient. What lies between rows is neither read nor written.
+    pub row_stride: usize,
     /// A target that does not count; PyTorch's default is -100.
     pub ignore_index: i64,
     /// The share of the target distribution that is spread over all classes, from 0 to 1.
@@ -89,13 +93,32 @@ tensors! {
 }
 
 impl CrossEntropyDesc {
-    /// Elements of the logits.
+    /// The mean loss of `[rows, classes]` without gaps and smoothing, with PyTorch's index to ignore.
+    pub const fn new(dtype: DType, target: DType, [rows, classes]: [usize; 2]) -> Self {
+        Self {
+            dtype,
+            loss: dtype,
+            target,
+            rows,
+            classes,
+            row_stride: classes,
+            ignore_index: -100,
+            label_smoothing: Real::new(0.0),
+            reduction: Reduction::Mean,
+        }
+    }
+
+    /// Elements from the first of the logits to the last.
     pub(crate) fn len(&self, op: &'static str) -> Result<usize, PlanError> {
         PlanError::check_floats(op, "logits", self.dtype)?;
         const TARGET_TYPES: [DType; 2] = [DType::I64, DType::I32];
         if !TARGET_TYPES.contains(&self.target) {
             let (got, expected) = (self.target, &TARGET_TYPES);
             return Err(PlanError::DType { op, tensor: "target", got, expected });
+        }
+        let of_loss = self.loss_types();
+        if !of_loss.contains(&self.loss) {
+            return Err(PlanError::DType { op, tensor: "loss", got: self.loss, expected: of_loss });
         }
         let smoothing = self.label_smoothing.get();
         if !(0.0..=1.0).contains(&smoothing) {
@@ -109,11 +132,30 @@ impl CrossEntropyDesc {
         if self.classes == 0 {
             return Err(PlanError::refused(op, "classes", 0, "at least 1"));
         }
-        let len = self.rows.checked_mul(self.classes).filter(|n| n.checked_mul(self.dtype.bytes()).is_some());
-        len.ok_or_else(|| {
-            let got = format!("[{}, {}]", self.rows, self.classes);
+        if self.row_stride < self.classes {
+            return Err(PlanError::refused(
+                op,
+                "row_stride",
+                self.row_stride,
+                "at least the number of classes",
+            ));
+        }
+        let span = |rows: usize| rows.checked_mul(self.row_stride)?.checked_add(self.classes);
+        let len = self.rows.checked_sub(1).map_or(Some(0), span);
+        len.filter(|n| n.checked_mul(self.dtype.bytes()).is_some()).ok_or_else(|| {
+            let got = format!("[{}, {}], rows {} apart", self.rows, self.classes, self.row_stride);
             PlanError::refused(op, "[rows, classes]", got, "a tensor that can be addressed")
         })
+    }
+
+    /// The types that the loss may have.
+    const fn loss_types(&self) -> &'static [DType] {
+        match self.dtype {
+            DType::F16 => &[DType::F16, DType::F32],
+            DType::BF16 => &[DType::BF16, DType::F32],
+            DType::F64 => &[DType::F64],
+            _ => &[DType::F32],
+        }
     }
 
     pub(crate) fn words(&self) -> u32 {
@@ -123,15 +165,19 @@ impl CrossEntropyDesc {
     fn losses(&self) -> usize {
         if self.reduction == Reduction::None { self.rows } else { 1 }
     }
+
+    /// Whether losses of rows are results, in the type of the logits.
+    fn stores_narrow(&self) -> bool {
+        self.reduction == Reduction::None && self.loss == self.dtype
+    }
 }
 
 /// Where the losses of rows are computed from and stored.
 pub(crate) struct Losses {
     pub(crate) logits: In<Elem>,
     pub(crate) target: In<u32>,
-    /// Without a reduction.
+    /// In the type of the logits, or `losses` in that of sums, whichever the descriptor says.
     pub(crate) loss: Out<Elem>,
-    /// With one.
     pub(crate) losses: Out<Elem>,
     pub(crate) lse: Out<Elem>,
     pub(crate) nll: Out<Elem>,
@@ -169,8 +215,9 @@ impl CrossEntropyDesc {
             nll,
             rows: self.rows as u64,
             classes: self.classes as u64,
+            row_stride: self.row_stride as u64,
             words: self.words(),
-            rowwise: u32::from(self.reduction == Reduction::None),
+            rowwise: u32::from(self.stores_narrow()),
             ignore_index: self.ignore_index,
             label_smoothing: self.label_smoothing.get(),
         };
@@ -194,7 +241,7 @@ impl CrossEntropyDesc {
             mean: u32::from(self.reduction == Reduction::Mean),
             ignore_index: self.ignore_index,
         };
-        plan::launch(OP, &kernel::Reduce { dtype: self.dtype }, args, target, [1; 3])
+        plan::launch(OP, &kernel::Reduce { dtype: self.loss }, args, target, [1; 3])
     }
 }
 
@@ -225,7 +272,7 @@ impl Operation for CrossEntropyDesc {
         let tensors = Args::specs([
             Args::logits.holds(dtype, len),
             Args::target.holds(self.target, rows),
-            Args::loss.holds(dtype, self.losses()),
+            Args::loss.holds(self.loss, self.losses()),
             Args::lse.holds(wide, rows),
             Args::nll.holds(wide, rows),
             Args::count.holds(wide, 1).optional(mean),
@@ -237,7 +284,7 @@ impl Operation for CrossEntropyDesc {
                 logits: Args::logits.arg(),
                 target: Args::target.arg(),
                 loss: Args::loss.arg(),
-                losses: Args::workspace.arg(),
+                losses: if reduced { Args::workspace.arg() } else { Args::loss.arg() },
                 lse: Args::lse.arg(),
                 nll: Args::nll.arg(),
             };
@@ -296,7 +343,7 @@ impl Operation for CrossEntropyBackwardDesc {
             Args::target.holds(desc.target, rows),
             Args::lse.holds(wide, rows),
             Args::nll.holds(wide, rows),
-            Args::dloss.holds(dtype, desc.losses()),
+            Args::dloss.holds(desc.loss, desc.losses()),
             Args::count.holds(wide, 1).optional(mean),
             Args::dlogits.holds(dtype, len).in_place().like(Args::logits),
         ]);
@@ -326,7 +373,8 @@ impl CrossEntropyBackwardDesc {
         config: tuning::Config,
         all: Gradients,
     ) -> Result<Option<LaunchStep>, PlanError> {
-        let CrossEntropyDesc { dtype, rows, classes, ignore_index, reduction, .. } = self.forward;
+        let CrossEntropyDesc { dtype, loss, rows, classes, row_stride, .. } = self.forward;
+        let CrossEntropyDesc { ignore_index, reduction, .. } = self.forward;
         let per_block = (config.threads * config.width * config.unroll) as usize;
         let chunks = classes.div_ceil(per_block);
         let Some(grid) = plan::cover(OP, rows.saturating_mul(chunks), 1)? else { return Ok(None) };
@@ -340,6 +388,7 @@ impl CrossEntropyBackwardDesc {
             count,
             dlogits,
             classes: classes as u64,
+            row_stride: row_stride as u64,
             // Not more than the blocks of the grid.
             chunks: u32::try_from(chunks).unwrap_or(u32::MAX),
             words: self.forward.words(),
@@ -348,6 +397,6 @@ impl CrossEntropyBackwardDesc {
             ignore_index,
             label_smoothing: self.forward.label_smoothing.get(),
         };
-        plan::launch(OP, &kernel::Backward { dtype, config }, args, target, grid).map(Some)
+        plan::launch(OP, &kernel::Backward { dtype, loss, config }, args, target, grid).map(Some)
     }
 }

@@ -23,14 +23,12 @@ fn entries() -> Vec<Entry> {
 fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
     let o = &asked.options;
     let classes = o.classes().unwrap_or(asked.len.clamp(1, CLASSES));
+    let rows = o.rows().unwrap_or(asked.len / classes.max(1));
+    let target = o.index_dtype().map_or(DType::I64, |dtype| dtype.0);
     let forward = CrossEntropyDesc {
-        dtype: asked.dtype,
-        target: o.index_dtype().map_or(DType::I64, |dtype| dtype.0),
-        rows: o.rows().unwrap_or(asked.len / classes.max(1)),
-        classes,
-        ignore_index: -100,
         label_smoothing: Real::new(o.label_smoothing().unwrap_or(0.0)),
         reduction: o.reduction().unwrap_or_default(),
+        ..CrossEntropyDesc::new(asked.dtype, target, [rows, classes])
     };
     asked.either(&forward, &CrossEntropyBackwardDesc { forward: forward.clone() })
 }
@@ -39,8 +37,11 @@ fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
 fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
     let mut out = Vec::new();
     if entry.direction == Direction::Backward {
-        for config in tuning::backward(dtype) {
-            out.push(plan::recorded(OP, &kernel::Backward { dtype, config }, target)?);
+        let wide = dtype.accumulator();
+        for loss in if wide == dtype { vec![dtype] } else { vec![dtype, wide] } {
+            for config in tuning::backward(dtype) {
+                out.push(plan::recorded(OP, &kernel::Backward { dtype, loss, config }, target)?);
+            }
         }
         return Ok(out);
     }

@@ -10,8 +10,8 @@
 //! type of `x`. With half types the loss is in f32, and the sums of `dweight` and `dbias` over chunks are kept in f32 and rounded once.
 //! Gradients need a loss that is reduced. Results are the same from run to run; those of other `chunk_rows` differ by roundings.
 //!
-//! Scratch memory: the logits of a chunk (twice, if rows of `classes` elements do not begin at multiples of 16 bytes), and, with half
-//! types and more than one chunk, `dweight` in f32.
+//! Scratch memory: the logits of a chunk, in rows that begin at multiples of 16 bytes, and, with half types and more than one chunk,
+//! `dweight` in f32.
 //!
 //! Source: Hsu et al. 2024, Liger Kernel, arXiv:2410.10989, section 3.2.
 
@@ -31,7 +31,7 @@ use crate::catalogue::Direction;
 use crate::cross_entropy::{
     self as rows, CrossEntropyBackwardDesc, CrossEntropyDesc, Gradients, Losses, Reduction,
 };
-use crate::gemm::{GemmArgs, GemmDesc, LINE, WIDE, pack};
+use crate::gemm::{GemmArgs, GemmDesc, LINE, WIDE};
 use crate::plan::embedded::value_of;
 use crate::plan::{self, Operation, Plan, Real, Variant};
 use crate::tensors::tensors;
@@ -116,16 +116,25 @@ impl LinearCrossEntropyDesc {
         if self.reduction == Reduction::None { self.rows } else { 1 }
     }
 
+    /// Elements from one row of logits to the next: rows begin at multiples of 16 bytes, which products take faster.
+    const fn row_stride(&self) -> usize {
+        let of_wide = WIDE as usize / self.dtype.bytes();
+        if self.classes.is_multiple_of(of_wide) {
+            self.classes
+        } else {
+            self.classes.next_multiple_of(LINE / self.dtype.bytes())
+        }
+    }
+
     /// The losses of so many rows of logits.
     fn losses(&self, rows: usize) -> CrossEntropyDesc {
         CrossEntropyDesc {
-            dtype: self.dtype,
-            target: self.target,
-            rows,
-            classes: self.classes,
+            loss: self.dtype.accumulator(),
+            row_stride: self.row_stride(),
             ignore_index: self.ignore_index,
             label_smoothing: self.label_smoothing,
             reduction: self.reduction,
+            ..CrossEntropyDesc::new(self.dtype, self.target, [rows, self.classes])
         }
     }
 
@@ -135,7 +144,7 @@ impl LinearCrossEntropyDesc {
         match self.chunk_rows {
             Some(0) => Err(PlanError::refused(OP, "chunk_rows", 0, "at least 1")),
             Some(chunk) => Ok(chunk.min(rows).max(1)),
-            None => Ok(tuning::chunk_rows(rows, features, classes, gradients)),
+            None => Ok(tuning::chunk_rows([rows, features, classes], self.dtype, gradients)),
         }
     }
 
@@ -216,8 +225,6 @@ impl Memory {
 struct Places {
     /// Logits of a chunk, then their gradients.
     logits: u64,
-    /// The gradients in rows that begin at multiples of 16 bytes, and the elements from one to the next.
-    packed: Option<(u64, usize)>,
     /// Losses of all rows.
     losses: u64,
     /// Of the rows of a chunk.
@@ -258,18 +265,10 @@ impl<'d> Planner<'d> {
         let (chunk, wide) = (desc.chunk()?, dtype.accumulator());
         let mut memory = Memory::default();
         let with_gradients = |len: usize| if gradients { len } else { 0 };
-        let logits = memory.take(chunk.saturating_mul(classes), dtype)?;
-        let packs =
-            gradients && alignment == WIDE && !(classes * dtype.bytes()).is_multiple_of(WIDE as usize);
-        let pitch = classes.next_multiple_of(LINE / dtype.bytes());
-        let packed = match packs {
-            true => Some((memory.take(chunk.saturating_mul(pitch), dtype)?, pitch)),
-            false => None,
-        };
+        let logits = memory.take(chunk.saturating_mul(desc.row_stride()), dtype)?;
         let sums = |len: usize| if desc.has_sums(chunk) { len } else { 0 };
         let places = Places {
             logits,
-            packed,
             losses: memory.take(if desc.reduction == Reduction::None { 0 } else { rows }, wide)?,
             lse: memory.take(chunk, wide)?,
             nll: memory.take(chunk, wide)?,
@@ -288,7 +287,7 @@ impl<'d> Planner<'d> {
     }
 
     fn run(&mut self) -> Result<(), PlanError> {
-        let LinearCrossEntropyDesc { dtype, rows, gradients, reduction, .. } = *self.desc;
+        let LinearCrossEntropyDesc { rows, gradients, reduction, .. } = *self.desc;
         if gradients {
             self.prepare()?;
         }
@@ -302,8 +301,7 @@ impl<'d> Planner<'d> {
         if reduction != Reduction::None {
             let from = (self.read(self.places.losses), Args::target.arg());
             let to = (Args::loss.arg(), self.write(self.places.count));
-            let desc = CrossEntropyDesc { dtype: dtype.accumulator(), ..self.desc.losses(rows) };
-            self.steps.push(desc.reduce_step(self.target, from, to)?);
+            self.steps.push(self.desc.losses(rows).reduce_step(self.target, from, to)?);
         }
         if gradients {
             self.finish()?;
@@ -389,36 +387,33 @@ impl<'d> Planner<'d> {
         let Places { logits, losses, lse, nll, .. } = self.places;
         let product = GemmDesc::new(dtype, [chunk.rows, classes, features], false, true);
         self.product(
-            &GemmDesc { bias, ..product },
+            &GemmDesc { bias, ldy: self.desc.row_stride(), ..product },
             self.alignment_of(chunk),
             [self.x(chunk), Args::weight.arg()],
             Args::bias.arg(),
             self.write(logits),
         )?;
-        // Losses in the type of sums, whether they are added up or not.
         let first = (chunk.first * dtype.accumulator().bytes()) as u64;
+        let results = || Args::loss.arg_at(first);
+        let rowwise = reduction == Reduction::None;
         let each = Losses {
             logits: self.read(logits),
             target: self.targets(chunk),
-            loss: Out::address(0),
-            losses: match reduction {
-                Reduction::None => Args::loss.arg_at(first),
-                _ => self.write(losses + first),
-            },
+            loss: if rowwise { results() } else { Out::address(0) },
+            losses: if rowwise { results() } else { self.write(losses + first) },
             lse: self.write(lse),
             nll: self.write(nll),
         };
         let configs = rows::tuning::forward(dtype, chunk.rows, classes);
         let config = configs[usize::from(configs[0].alignment(dtype) > self.alignment)];
-        let desc = CrossEntropyDesc { reduction: Reduction::Sum, ..self.desc.losses(chunk.rows) };
-        self.steps.extend(desc.losses_step(self.target, config, each)?);
+        self.steps.extend(self.desc.losses(chunk.rows).losses_step(self.target, config, each)?);
         Ok(())
     }
 
     /// The gradients of the logits of a chunk, and what they add to the others.
     fn gradients(&mut self, chunk: Chunk) -> Result<(), PlanError> {
         let LinearCrossEntropyDesc { dtype, features, classes, bias, .. } = *self.desc;
-        let Places { logits, packed, lse, nll, count, ones, .. } = self.places;
+        let Places { logits, lse, nll, count, ones, .. } = self.places;
         let all = Gradients {
             logits: self.read(logits),
             target: self.targets(chunk),
@@ -430,31 +425,25 @@ impl<'d> Planner<'d> {
         };
         let configs = rows::tuning::backward(dtype);
         let config = configs[usize::from(configs[0].alignment(dtype) > self.alignment)];
-        let desc = CrossEntropyBackwardDesc { forward: self.desc.losses(chunk.rows) };
+        // The ones are gradients of losses, and factors of products.
+        let forward = CrossEntropyDesc { loss: dtype, ..self.desc.losses(chunk.rows) };
+        let desc = CrossEntropyBackwardDesc { forward };
         self.steps.extend(desc.step(self.target, config, all)?);
-        let (dlogits, pitch) = match packed {
-            Some((at, pitch)) => {
-                let (from, to) = ((self.read(logits), (classes, 0)), (self.write(at), (pitch, 0)));
-                self.steps.push(pack::pack(self.target, dtype, [chunk.rows, classes, 1], from, to)?);
-                (at, pitch)
-            }
-            None => (logits, classes),
-        };
-        let dlogits = self.read(dlogits);
+        let (dlogits, lda) = (self.read(logits), self.desc.row_stride());
         let alignment = self.alignment_of(chunk);
         let dx = GemmDesc::new(dtype, [chunk.rows, features, classes], false, false);
         let to = Args::dx.arg_at(self.bytes(chunk.first * features));
         let factors = [dlogits.clone(), Args::weight.arg()];
-        self.product(&GemmDesc { lda: pitch, ..dx }, alignment, factors, In::address(0), to)?;
+        self.product(&GemmDesc { lda, ..dx }, alignment, factors, In::address(0), to)?;
 
         let dweight = GemmDesc::new(dtype, [classes, features, chunk.rows], true, false);
-        let dweight = GemmDesc { lda: pitch, ..dweight };
+        let dweight = GemmDesc { lda, ..dweight };
         let factors = [dlogits.clone(), self.x(chunk)];
         self.sum(&dweight, alignment, factors, (Args::dweight.read_write(), self.places.dweight), chunk)?;
         if bias {
             let dbias = GemmDesc::new(dtype, [classes, 1, chunk.rows], true, true);
             let ldb = Self::ones(chunk.rows, dtype);
-            let dbias = GemmDesc { lda: pitch, ldb, ..dbias };
+            let dbias = GemmDesc { lda, ldb, ..dbias };
             let factors = [dlogits, self.read(ones)];
             let to = (Args::dbias.read_write(), self.places.dbias);
             self.sum(&dbias, self.alignment, factors, to, chunk)?;

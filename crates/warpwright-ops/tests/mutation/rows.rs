@@ -168,8 +168,13 @@ fn cross_entropy(i: usize) -> CrossEntropyDesc {
     let target = [DType::I64, DType::I32][i / 2 % 2];
     // As many rows as the threads that add up the losses; so few that all targets are classes, and the sum a number.
     let rows = [40, 1024, 40, 40, 4, 4, 40, 40, 40, 40, 40, 40, 40][i];
-    let (dtype, label_smoothing) = (DType::F32, Real::new(0.1));
-    CrossEntropyDesc { dtype, target, rows, classes, ignore_index: -1, label_smoothing, reduction }
+    CrossEntropyDesc {
+        row_stride: classes + i,
+        ignore_index: -1,
+        label_smoothing: Real::new(0.1),
+        reduction,
+        ..CrossEntropyDesc::new(DType::F32, target, [rows, classes])
+    }
 }
 
 #[test]
@@ -177,7 +182,12 @@ fn defects_of_cross_entropy_are_noticed() {
     let all: Vec<usize> = (0..13).collect();
     check(&all, |i| cross_entropy(i).plan(TARGET).expect("plan"));
     let backward = [1, 2, 3, 6, 7, 130, 4096, 256, 512, 768, 1024, 2048, 3072];
-    let of = |i: usize| CrossEntropyDesc { rows: 64, classes: backward[i], ..cross_entropy(i) };
+    let of = |i: usize| CrossEntropyDesc {
+        rows: 64,
+        classes: backward[i],
+        row_stride: backward[i] + i,
+        ..cross_entropy(i)
+    };
     check(&all, |i| CrossEntropyBackwardDesc { forward: of(i) }.plan(TARGET).expect("plan"));
 }
 
@@ -204,6 +214,7 @@ fn defects_of_cross_entropy_of_many_classes_are_noticed() {
     let of = |i: usize| CrossEntropyDesc {
         rows: 24,
         classes: long[i],
+        row_stride: long[i],
         reduction: Reduction::None,
         ..cross_entropy(i % 13)
     };

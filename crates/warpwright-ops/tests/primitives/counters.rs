@@ -19,7 +19,7 @@ use warpwright_ops::causal_conv1d::{
     CausalConv1d, CausalConv1dBackwardDesc, CausalConv1dDesc, CausalConv1dUpdateDesc,
 };
 use warpwright_ops::conv::{Axis, Conv, ConvBackwardDesc, ConvDesc};
-use warpwright_ops::cross_entropy::{CrossEntropyBackwardDesc, CrossEntropyDesc, Reduction};
+use warpwright_ops::cross_entropy::{CrossEntropyBackwardDesc, CrossEntropyDesc};
 use warpwright_ops::elementwise::{ElementwiseDesc, Expr, InputDesc};
 use warpwright_ops::embedding::{EmbeddingBackwardDesc, EmbeddingDesc};
 use warpwright_ops::gemm::GemmDesc;
@@ -285,10 +285,8 @@ fn every_primitive() -> Vec<(String, Counters)> {
         let back = back.plan(TARGET).expect("plan");
         add(back.op(), "backward", count(&back));
     }
-    let (label_smoothing, reduction) = (Real::new(0.0), Reduction::Mean);
-    let (target, ignore_index) = (DType::I64, -100);
-    let forward =
-        CrossEntropyDesc { dtype, target, rows: outer, classes: n, ignore_index, label_smoothing, reduction };
+    let target = DType::I64;
+    let forward = CrossEntropyDesc::new(dtype, target, [outer, n]);
     let to = forward.plan(TARGET).expect("plan");
     add(to.op(), "forward", count(&to));
     let back = CrossEntropyBackwardDesc { forward }.plan(TARGET).expect("plan");

@@ -168,20 +168,16 @@ fn targets_are_checked_on_the_host() {
 
 #[test]
 fn cross_entropies_without_a_plan() {
-    let good = CrossEntropyDesc {
-        dtype: DType::BF16,
-        target: DType::I64,
-        rows: 4,
-        classes: 10,
-        ignore_index: -100,
-        label_smoothing: Real::new(0.0),
-        reduction: Reduction::Mean,
-    };
+    let good = CrossEntropyDesc::new(DType::BF16, DType::I64, [4, 10]);
     assert_eq!(good.plan(TARGET).expect("plan").steps().len(), 2);
     let e = CrossEntropyDesc { dtype: DType::U8, ..good.clone() }.plan(TARGET).expect_err("logits");
     assert!(matches!(e, PlanError::DType { tensor: "logits", .. }), "{e}");
     let e = CrossEntropyDesc { target: DType::F32, ..good.clone() }.plan(TARGET).expect_err("target");
     assert!(matches!(e, PlanError::DType { tensor: "target", .. }), "{e}");
+    for (dtype, loss) in [(DType::BF16, DType::F16), (DType::F32, DType::F64), (DType::F64, DType::F32)] {
+        let e = CrossEntropyDesc { dtype, loss, ..good.clone() }.plan(TARGET).expect_err("loss");
+        assert!(matches!(e, PlanError::DType { tensor: "loss", .. }), "{e}");
+    }
     for smoothing in [-0.1, 1.1, f64::NAN] {
         let bad = CrossEntropyDesc { label_smoothing: Real::new(smoothing), ..good.clone() };
         let e = CrossEntropyBackwardDesc { forward: bad }.plan(TARGET).expect_err("smoothing");
@@ -189,6 +185,11 @@ fn cross_entropies_without_a_plan() {
     }
     let e = CrossEntropyDesc { classes: 0, ..good.clone() }.plan(TARGET).expect_err("no classes");
     assert!(matches!(e, PlanError::Parameter { parameter: "classes", .. }), "{e}");
+    let e = CrossEntropyDesc { row_stride: 9, ..good.clone() }.plan(TARGET).expect_err("rows overlap");
+    assert!(matches!(e, PlanError::Parameter { parameter: "row_stride", .. }), "{e}");
+    let far = CrossEntropyDesc { row_stride: usize::MAX / 4, ..good.clone() };
+    let e = far.plan(TARGET).expect_err("no such tensor");
+    assert!(matches!(e, PlanError::Parameter { parameter: "[rows, classes]", .. }), "{e}");
     let (device, stream) = device();
     let target = Tensor::from_slice(&device, &[1i64, 0], &[2]).expect("memory");
     let e =

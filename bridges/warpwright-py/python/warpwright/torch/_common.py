@@ -21,6 +21,15 @@ def wide(*tensors: Any) -> Tuple[Any, ...]:
     return tuple(t.float() if t is not None and t.dtype in low else t for t in tensors)
 
 
+def of_dtype(x: Tensor, dtype: Optional[torch.dtype], autocast: bool = True) -> Tuple[Tensor, torch.dtype]:
+    """`x` and the type of a result that is `dtype`, by default that of `x` or, if the function is one that autocast runs in float32, that.
+    Functions make float32 of 16 bits without a copy; before another type `x` is converted."""
+    low = x.dtype in (torch.float16, torch.bfloat16)
+    if dtype is None:
+        return x, torch.float32 if low and autocast and _casts(x.device.type) else x.dtype
+    return (x if dtype == x.dtype or (low and dtype == torch.float32) else x.to(dtype)), dtype
+
+
 def narrow(*tensors: Any) -> Tuple[Any, ...]:
     """The arguments as autocast makes them for a function that it runs in its own type."""
     kind = tensors[0].device.type

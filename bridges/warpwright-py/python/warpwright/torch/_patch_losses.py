@@ -49,7 +49,8 @@ class CausalLoss:
 
     def _of_rows(self, logits: Tensor, classes: int, target: Tensor, ignore_index: int, reduction: str) -> Tensor:
         # The loss in 32 bits, whatever the logits.
-        return cross_entropy(logits.float().view(-1, classes), target, ignore_index=ignore_index, reduction=reduction)
+        rows, dtype = logits.view(-1, classes), torch.float32
+        return cross_entropy(rows, target, ignore_index=ignore_index, reduction=reduction, dtype=dtype)
 
     def _logits(self, logits: Tensor) -> Tensor:
         return logits

@@ -8,7 +8,7 @@ from torch import Tensor
 from .. import _native
 from .._errors import Error
 from .._native import Entry
-from ._common import renamed
+from ._common import of_dtype, renamed
 from ._images import refused
 from ._registry import Operator, is_compiling, refuse_tangents, register_gradient
 
@@ -76,13 +76,8 @@ def _sum(name: str) -> Callable[..., Tensor]:
         if len(set(dims)) != len(dims):
             raise refused(name, "dim", dim, "each dimension once")
         dims = sorted(dims) if given else list(range(rank))
-        low = input.dtype in (torch.float16, torch.bfloat16)
-        if dtype is None:
-            # Autocast has sums in float32.
-            casts = low and name == "sum" and not input.is_meta and torch.is_autocast_enabled(input.device.type)
-            dtype = torch.float32 if casts else input.dtype
-        elif dtype != input.dtype and not (low and dtype == torch.float32):
-            input = input.to(dtype)
+        # Autocast has sums in float32.
+        input, dtype = of_dtype(input, dtype, name == "sum")
         try:
             return (dispatched if is_compiling() else entry)(input, dims, keepdim, dtype)
         except Error as error:
