@@ -84,17 +84,17 @@ GROUPED = {"num_key_value_heads": 1, "head_dim": 16}
 EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
 # The config, the model, its sizes, the kinds that are seen to run.
 DECODERS = {
-    "Llama": (GROUPED, {"rms_norm", "fused", "attention"}),
-    "Mistral": (GROUPED | {"sliding_window": 3}, {"rms_norm", "fused", "attention"}),
-    "Qwen2": ({"num_key_value_heads": 1}, {"rms_norm", "fused", "attention"}),
-    "Qwen3": (GROUPED, {"rms_norm", "fused", "attention"}),
-    "Gemma": (GROUPED, {"rms_norm", "fused", "attention"}),
-    "Gemma2": (GROUPED | {"sliding_window": 3}, {"rms_norm", "attention"}),
-    "Phi": ({}, {"layer_norm", "attention"}),
-    "GPTNeoX": ({}, {"layer_norm", "attention"}),
+    "Llama": (GROUPED, {"rms_norm", "fused", "attention", "rotary_embedding"}),
+    "Mistral": (GROUPED | {"sliding_window": 3}, {"rms_norm", "fused", "attention", "rotary_embedding"}),
+    "Qwen2": ({"num_key_value_heads": 1}, {"rms_norm", "fused", "attention", "rotary_embedding"}),
+    "Qwen3": (GROUPED, {"rms_norm", "fused", "attention", "rotary_embedding"}),
+    "Gemma": (GROUPED, {"rms_norm", "fused", "attention", "rotary_embedding"}),
+    "Gemma2": (GROUPED | {"sliding_window": 3}, {"rms_norm", "attention", "rotary_embedding"}),
+    "Phi": ({}, {"layer_norm", "attention", "rotary_embedding"}),
+    "GPTNeoX": ({}, {"layer_norm", "attention", "rotary_embedding"}),
     "GPT2": ({}, {"layer_norm", "attention", "activation"}),
     # Products of the experts take no f64 in the way that it would choose.
-    "Mixtral": (GROUPED | EXPERTS | {"experts_implementation": "eager"}, {"rms_norm", "fused", "attention"}),
+    "Mixtral": (GROUPED | EXPERTS | {"experts_implementation": "eager"}, {"rms_norm", "fused", "attention", "rotary_embedding"}),
     "OPT": ({"ffn_dim": 48, "word_embed_proj_dim": 32}, {"layer_norm", "attention"}),
 }
 

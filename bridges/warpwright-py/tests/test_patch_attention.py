@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 
 import pytest
 
@@ -107,13 +106,60 @@ def test_self_attention_of_pytorch(packed, batch_first):
     assert len(packed) == 1 and kinds(patched) == {"attention": 2}
     with pytest.raises(RuntimeError, match="Need attn_mask"):
         model(x, x, x, need_weights=False, is_causal=True)
-    # In training of 16 bits, that of one tensor alone.
+    # In training of 16 bits and wide heads, that of one tensor alone.
     patched.undo()
-    low, x = copy.deepcopy(model).bfloat16(), x.bfloat16()
-    patched = wt.patch(low, emulator=True)
-    low(x, x, x, need_weights=False)
-    low(x, x.clone(), x, need_weights=False)
-    assert len(packed) == 2 and patched.left() == {"the gradients of attention of 16 bits are faster in PyTorch": 1}
+    for width, left in ((128, 0), (136, 1)):
+        low, x = nn.MultiheadAttention(width, 1).bfloat16(), torch.randn(3, 5, width).bfloat16()
+        patched = wt.patch(low, emulator=True)
+        low(x, x, x, need_weights=False)
+        low(x, x.clone(), x, need_weights=False)
+        assert sum(patched.left().values()) == left
+    assert len(packed) == 3
+
+
+def rotations(patched):
+    """Of the blocks: the calls of ours, and why there are none."""
+    entries = [entry for entry in patched.entries if entry.kind == "rotary_embedding"]
+    return [entry.replacement.ran if entry.replacement else entry.why for entry in entries]
+
+
+def test_rotary_embedding_of_transformers():
+    torch.manual_seed(5)
+    model, ids = llama(num_key_value_heads=1), torch.arange(6)[None]
+    read = lambda found: found.last_hidden_state  # noqa: E731
+    patched = alike(model, read, ids)
+    assert rotations(patched) == [1]
+    # What a compiler is to see is not ours.
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(read(compiled(ids)), read(model(ids)))
+    assert rotations(patched) == [2]
+    patched.undo()
+    assert rotations(wt.patch(model, disable={"rotary_embedding"}, emulator=True)) == []
+
+
+def test_other_rotary_embeddings_stay(monkeypatch):
+    torch.manual_seed(5)
+    model, ids = llama(), torch.arange(6)[None]
+    modeling = __import__("sys").modules[type(model).__module__]
+
+    def neighbours(q, k, cos, sin, unsqueeze_dim=1):
+        def rotated(x):
+            pairs = torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
+            return x * cos.unsqueeze(unsqueeze_dim) + pairs * sin.unsqueeze(unsqueeze_dim)
+
+        return rotated(q), rotated(k)
+
+    monkeypatch.setattr(modeling, "apply_rotary_pos_emb", neighbours)
+    patched = alike(model, lambda found: found.last_hidden_state, ids)
+    assert rotations(patched) == [0] and patched.left() == {"no rotation of halves": 1}
+    patched.undo()
+
+    def interleaved(self, x, positions):
+        angles = (positions[..., None] * self.inv_freq).repeat_interleave(2, -1)
+        return angles.cos(), angles.sin()
+
+    monkeypatch.setattr(type(model.rotary_emb), "forward", interleaved)
+    assert rotations(wt.patch(model, emulator=True)) == ["the halves of its tables differ"]
 
 
 @pytest.mark.parametrize("norm_first", [False, True])

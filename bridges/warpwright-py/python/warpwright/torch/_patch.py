@@ -16,9 +16,10 @@ from ._patch_modules import RECIPES, Recipe, Replaced, Replacement, base_of, rec
 KINDS = tuple(
     sorted(
         {recipe.kind for recipe in RECIPES.values()}
-        | {"attention", "attention_mask", "fused", "linear_cross_entropy", "packed_attention"}
+        | {"attention", "attention_mask", "fused", "linear_cross_entropy", "packed_attention", "rotary_embedding"}
     )
 )
+_OF_BLOCKS = ("fused", "attention", "attention_mask", "rotary_embedding")
 _BLOCKS_OF_TORCH = (torch.nn.Sequential, torch.nn.TransformerEncoderLayer, torch.nn.TransformerDecoderLayer)
 SOURCES = ("transformers", "diffusers", "timm", "torchvision")
 
@@ -219,8 +220,13 @@ def _replace_block(patched: Patched, name: str, module: Any, choice: _Choice, so
     known = from_torch or cls.__module__.split(".")[0] in sources
     if not known or isinstance(module, (Block, Replaced)) or "forward" in getattr(module, "__dict__", ()):
         return
-    wanted = tuple(kind for kind in ("fused", "attention", "attention_mask") if not choice.names(choice.disable, cls, kind))
+    wanted = tuple(kind for kind in _OF_BLOCKS if not choice.names(choice.disable, cls, kind))
     kinds = kinds_of(module, wanted)
+    if "rotary_embedding" in kinds:
+        why = libraries.tables_reason(patched.model)
+        if why is not None:
+            patched.entries.append(Entry(name, cls.__name__, "rotary_embedding", why))
+            kinds = kinds_of(module, tuple(kind for kind in wanted if kind != "rotary_embedding"))
     if not kinds:
         return
     ours = block_class(cls, kinds)

@@ -21,9 +21,10 @@ from . import _batch, _groups, _operators, _rows
 from ._attention import attention_qkvpacked, scaled_dot_product_attention
 from ._patch_attention import of_parts, of_views
 from ._patch_modules import Replaced, Replacement, _unlike
-from ._patch_rules import attention_reason, attention_refusal, packed_attention_reason
+from ._patch_rules import attention_reason, attention_refusal
 from ._patch_sites import HELPERS, KIND_OF, Rewriter
 from ._registry import is_compiling
+from ._rotary import apply_rotary_pos_emb
 
 _OF_TRANSFORMERS = {
     "SiLUActivation": "silu",
@@ -218,10 +219,44 @@ def attend(
         o = attention_qkvpacked(packed, query.shape[1], softmax_scale=scale, causal=is_causal, alignment="top_left", dropout_p=dropout_p)
         return o.transpose(1, 2)
 
-    reason = attention_reason if packed is None else packed_attention_reason
+    # PyTorch would put gradients of one tensor together afterwards: it reads and writes all of them once more.
+    rule = None if packed is not None else lambda module, q: attention_reason(q.shape[-1], q)
     theirs = lambda: F.scaled_dot_product_attention(*arguments, scale=scale, **options)  # noqa: E731
     refused = attention_refusal(query, key, value)
-    return replacement.run(ours, theirs, block, query, lambda module, q: reason(q), refused)
+    return replacement.run(ours, theirs, block, query, rule, refused)
+
+
+@functools.lru_cache(maxsize=None)
+def _rotates_halves(function: Callable[..., Any]) -> bool:
+    """Whether a function computes `x cos + rotate_half(x) sin` of its two first arguments, which is tried on numbers: libraries have hundreds
+    of copies, and others of the same name."""
+    drawn = torch.Generator().manual_seed(1)
+    q, k = torch.randn(1, 2, 3, 8, generator=drawn), torch.randn(1, 1, 3, 8, generator=drawn)
+    cos, sin = (torch.randn(1, 3, 4, generator=drawn).repeat(1, 1, 2) for _ in range(2))
+    try:
+        found = function(q, k, cos, sin)
+        for x, y in zip((q, k), found):
+            a, b = x.chunk(2, -1)
+            if not torch.allclose(y, x * cos[:, None] + torch.cat((-b, a), -1) * sin[:, None], rtol=1e-5, atol=1e-6):
+                return False
+        return len(found) == 2
+    except Exception:
+        # One that wants more than tables is another.
+        return False
+
+
+def rotate(block: Any, function: Callable[..., Any], q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, **options: Any) -> Any:
+    """Queries and keys rotated by tables of their positions, whose second half is as the first. options: unsqueeze_dim."""
+
+    def rule(module: Any, x: Tensor) -> Optional[str]:
+        if is_compiling():
+            return "a compiler puts rotary embeddings into the kernels beside them"
+        if not _rotates_halves(function):
+            return "no rotation of halves"
+        return None if x.dtype == k.dtype == cos.dtype == sin.dtype else "tables of another type"
+
+    ours = lambda: apply_rotary_pos_emb(q, k, cos, sin, **options)  # noqa: E731
+    return block._warpwright_block["rotary_embedding"].run(ours, lambda: function(q, k, cos, sin, **options), block, q, rule)
 
 
 def given(block: Any, positions: Optional[Tensor]) -> Optional[Tensor]:

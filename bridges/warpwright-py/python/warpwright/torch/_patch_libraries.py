@@ -14,7 +14,7 @@ from . import _operators, _rows
 from ._attention import attention, attention_qkvpacked
 from ._patch_attention import of_views
 from ._patch_modules import FINDERS, Recipe, Replacement, _batch_norm, _unlike
-from ._patch_rules import RULES, Rule, attention_reason, attention_refusal, packed_attention_reason
+from ._patch_rules import RULES, Rule, attention_reason, attention_refusal
 
 # Activations by the class that computes them.
 _ACTIVATIONS: Dict[str, Callable[[Tensor], Tensor]] = {
@@ -100,6 +100,26 @@ def find(cls: Any) -> Optional[Recipe]:
     return None
 
 
+def tables_reason(model: torch.nn.Module) -> Optional[str]:
+    """Why the rotary tables of a model are not known to be such that the second half of each row is as the first, which ours do not read."""
+    made = [module for module in model.modules() if type(module).__name__.endswith("RotaryEmbedding")]
+    if not made:
+        return "there is no module that makes its tables"
+    for module in made:
+        try:
+            device = module.inv_freq.device  # type: ignore[union-attr]
+            x, positions = torch.zeros(1, 3, 1, device=device), torch.arange(3, device=device)[None]
+            with torch.no_grad():
+                tables = module(x, positions)
+            halves = [table.chunk(2, -1) for table in tables]
+            if len(tables) != 2 or not all(torch.equal(a, b) for a, b in halves):
+                return "the halves of its tables differ"
+        except Exception:
+            # Tables of another kind, or without memory.
+            return "its tables take more than positions"
+    return None
+
+
 def _is_rms_norm(cls: Any) -> bool:
     return cls.__name__.endswith(("RMSNorm", "T5LayerNorm")) and isinstance(cls, type) and issubclass(cls, torch.nn.Module)
 
@@ -176,9 +196,10 @@ def attend(
         more = {} if position_bias is None else {"position_bias": position_bias}
         return theirs(module, query, key, value, attention_mask, dropout, scaling, is_causal, **more, **options)
 
-    reason = attention_reason if packed is None else packed_attention_reason
+    # PyTorch would put gradients of one tensor together afterwards: it reads and writes all of them once more.
+    rule = None if further or packed is not None else lambda module, q: attention_reason(q.shape[-1], q)
     refused = attention_refusal(query, key, value)
-    return replacement.run(ours, other, module, query, None if further else lambda module, q: reason(q), refused)
+    return replacement.run(ours, other, module, query, rule, refused)
 
 
 def _eager(

@@ -15,7 +15,7 @@ from torch import Tensor
 from .._errors import DeviceError, DtypeError, Error, KernelError, OutOfMemoryError
 from . import nn
 from ._attention import attention_qkvpacked, scaled_dot_product_attention
-from ._patch_rules import RULES, Rule, attention_reason, head_dim_reason, packed_attention_reason
+from ._patch_rules import RULES, Rule, attention_reason, head_dim_reason
 from ._registry import is_compiling
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -209,8 +209,9 @@ def _multihead_rule(
     module: Any, query: Tensor, key: Any = None, value: Any = None, key_padding_mask: Any = None, need_weights: bool = True,
     attn_mask: Any = None, *rest: Any, **options: Any,
 ) -> Optional[str]:
+    # PyTorch would put gradients of one tensor together afterwards: it reads and writes all of them once more.
     packed = attn_mask is None and _is_packed(module, query, key, value)
-    return (packed_attention_reason if packed else attention_reason)(query, module.in_proj_weight)
+    return None if packed else attention_reason(module.head_dim, query, module.in_proj_weight)
 
 
 def _multihead(

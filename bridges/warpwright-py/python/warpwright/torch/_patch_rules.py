@@ -110,16 +110,15 @@ def attention_refusal(*tensors: Tensor) -> Reason:
     return head_dim_reason(max(t.shape[-1] for t in tensors))
 
 
-def attention_reason(*tensors: Tensor) -> Reason:
-    """A reason to leave attention of these queries, and of what they are made with, to PyTorch."""
-    if used_dtype(tensors[0]) in LOW and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        return "the gradients of attention of 16 bits are faster in PyTorch"
-    return None
+# With more elements a head each tile of gradients is computed twice.
+_MOST_IN_ONE_SWEEP = 128
 
 
-def packed_attention_reason(*tensors: Tensor) -> Reason:
-    """The same of queries, keys and values that are one tensor. In training PyTorch puts their gradients together afterwards: it reads and
-    writes all of them once more."""
+def attention_reason(head_dim: int, *tensors: Tensor) -> Reason:
+    """A reason to leave attention of such heads to PyTorch; the tensors are what its gradients would be of."""
+    trained = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    if head_dim > _MOST_IN_ONE_SWEEP and trained and used_dtype(tensors[0]) in LOW:
+        return f"the gradients of attention of 16 bits with more than {_MOST_IN_ONE_SWEEP} elements a head are faster in PyTorch"
     return None
 
 

@@ -8,6 +8,7 @@
     self.act(a) * b, b * F.gelu(a)                             gate
     F.scaled_dot_product_attention(q, k, v)                    attend
     q, k, v = qkv.unbind(0)                                    parts, for attend
+    q, k = apply_rotary_pos_emb(q, k, cos, sin)                rotate
     create_causal_mask(..., position_ids=position_ids)         given
 
 What follows a condition is taken into its branches where one ends with the first operation of a chain.
@@ -25,7 +26,9 @@ from typing import Any, List, Optional, Sequence, Tuple
 HELPERS = "_warpwright_blocks"
 _GATES = {f"{f}.{name}" for f in ("F", "nn.functional", "torch.nn.functional") for name in ("silu", "gelu")}
 # The kinds of sites that are not of kind "fused".
-KIND_OF = {"attend": "attention", "given": "attention_mask"}
+KIND_OF = {"attend": "attention", "given": "attention_mask", "rotate": "rotary_embedding"}
+# The function that rotates queries and keys by tables of all positions, as modules of transformers call it.
+_ROTATION = {"apply_rotary_pos_emb", "self.rotary_fn"}
 _MASKS = {"create_causal_mask", "create_sliding_window_causal_mask", "mask_function"}
 # How positions are counted where none were given.
 _COUNTING = {"arange", "get_seq_length", "unsqueeze", "expand", "view", "size"}
@@ -383,4 +386,13 @@ class Rewriter(ast.NodeTransformer):
             return ast.copy_location(
                 self._helper("attend", ast.Name("self", ast.Load()), *node.args, keywords=node.keywords), node
             )
+        if "rotary_embedding" in self.kinds and self._is_rotation(node):
+            self._site("rotate")
+            arguments = (ast.Name("self", ast.Load()), node.func, *node.args)
+            return ast.copy_location(self._helper("rotate", *arguments, keywords=node.keywords), node)
         return node
+
+    @staticmethod
+    def _is_rotation(node: ast.Call) -> bool:
+        four = len(node.args) == 4 and not any(isinstance(a, ast.Starred) for a in node.args)
+        return four and ast.unparse(node.func) in _ROTATION and all(k.arg == "unsqueeze_dim" for k in node.keywords)
