@@ -170,6 +170,15 @@ impl CrossEntropyDesc {
     fn stores_narrow(&self) -> bool {
         self.reduction == Reduction::None && self.loss == self.dtype
     }
+
+    /// Where losses of rows are stored, in the type of the logits or in that of sums: as `results`, or before they are added up as `terms`.
+    pub(crate) fn places(&self, results: Out<Elem>, terms: Out<Elem>) -> (Out<Elem>, Out<Elem>) {
+        match self.reduction {
+            Reduction::None if self.stores_narrow() => (results, Out::address(0)),
+            Reduction::None => (Out::address(0), results),
+            _ => (Out::address(0), terms),
+        }
+    }
 }
 
 /// Where the losses of rows are computed from and stored.
@@ -280,11 +289,12 @@ impl Operation for CrossEntropyDesc {
         ]);
         let mut variants = Vec::new();
         for config in tuning::forward(dtype, rows, classes) {
+            let (loss, losses) = self.places(Args::loss.arg(), Args::workspace.arg());
             let each = Losses {
                 logits: Args::logits.arg(),
                 target: Args::target.arg(),
-                loss: Args::loss.arg(),
-                losses: if reduced { Args::workspace.arg() } else { Args::loss.arg() },
+                loss,
+                losses,
                 lse: Args::lse.arg(),
                 nll: Args::nll.arg(),
             };

@@ -383,7 +383,7 @@ impl<'d> Planner<'d> {
 
     /// Logits of a chunk and the losses of its rows.
     fn losses(&mut self, chunk: Chunk) -> Result<(), PlanError> {
-        let LinearCrossEntropyDesc { dtype, features, classes, bias, reduction, .. } = *self.desc;
+        let LinearCrossEntropyDesc { dtype, features, classes, bias, .. } = *self.desc;
         let Places { logits, losses, lse, nll, .. } = self.places;
         let product = GemmDesc::new(dtype, [chunk.rows, classes, features], false, true);
         self.product(
@@ -394,19 +394,19 @@ impl<'d> Planner<'d> {
             self.write(logits),
         )?;
         let first = (chunk.first * dtype.accumulator().bytes()) as u64;
-        let results = || Args::loss.arg_at(first);
-        let rowwise = reduction == Reduction::None;
+        let desc = self.desc.losses(chunk.rows);
+        let (loss, losses) = desc.places(Args::loss.arg_at(first), self.write(losses + first));
         let each = Losses {
             logits: self.read(logits),
             target: self.targets(chunk),
-            loss: if rowwise { results() } else { Out::address(0) },
-            losses: if rowwise { results() } else { self.write(losses + first) },
+            loss,
+            losses,
             lse: self.write(lse),
             nll: self.write(nll),
         };
         let configs = rows::tuning::forward(dtype, chunk.rows, classes);
         let config = configs[usize::from(configs[0].alignment(dtype) > self.alignment)];
-        self.steps.extend(self.desc.losses(chunk.rows).losses_step(self.target, config, each)?);
+        self.steps.extend(desc.losses_step(self.target, config, each)?);
         Ok(())
     }
 
