@@ -6,7 +6,7 @@ use warpwright::activation::{
     Activation, ActivationArgs, ActivationBackwardArgs, ActivationBackwardDesc, ActivationDesc,
 };
 use warpwright::cross_entropy::{
-    CrossEntropyArgs, CrossEntropyBackwardArgs, CrossEntropyBackwardDesc, CrossEntropyDesc, Reduction,
+    CrossEntropyArgs, CrossEntropyBackwardArgs, CrossEntropyBackwardDesc, CrossEntropyDesc,
 };
 use warpwright::matmul::{Addend, GemmArgs, GemmDesc};
 use warpwright::{DType, Device, Error, Operation, Plan, Stream, Tensor, TensorMut, TensorRef};
