@@ -53,7 +53,7 @@ impl<'py> Started<'py> {
     /// Of h0 and c0, and the states after the last steps.
     fn states(&self) -> [[usize; 3]; 2] {
         let RecurrentDesc { layers, directions, batch, hidden, .. } = self.desc;
-        [output(&self.desc), hidden].map(|width| [layers * directions, batch, width])
+        [self.desc.output(), hidden].map(|width| [layers * directions, batch, width])
     }
 
     /// The tensors that both directions read, but for the weights.
@@ -66,13 +66,8 @@ impl<'py> Started<'py> {
     fn time_steps(&self) -> [usize; 3] {
         let RecurrentDesc { steps, batch, directions, batch_first, .. } = self.desc;
         let [first, second] = if batch_first { [batch, steps] } else { [steps, batch] };
-        [first, second, directions.saturating_mul(output(&self.desc))]
+        [first, second, directions.saturating_mul(self.desc.output())]
     }
-}
-
-/// Elements of a hidden state.
-const fn output(desc: &RecurrentDesc) -> usize {
-    if desc.projection > 0 { desc.projection } else { desc.hidden }
 }
 
 /// An error about the weights.

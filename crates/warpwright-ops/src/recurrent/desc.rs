@@ -154,8 +154,8 @@ impl RecurrentDesc {
         self.cell.gates() * self.hidden
     }
 
-    /// Elements of a hidden state of a sequence.
-    pub(super) const fn output(&self) -> usize {
+    /// Elements of a hidden state of a sequence: the projection, or the units without one.
+    pub const fn output(&self) -> usize {
         if self.projection == 0 { self.hidden } else { self.projection }
     }
 
@@ -169,13 +169,13 @@ impl RecurrentDesc {
         self.batch * self.hidden
     }
 
-    /// Directions of all layers.
-    pub(super) const fn passes(&self) -> usize {
+    /// Directions of all layers: the first extent of a state.
+    pub const fn passes(&self) -> usize {
         self.layers * self.directions
     }
 
-    /// Elements of a row of the result of a layer.
-    pub(super) const fn result(&self) -> usize {
+    /// Elements of a row of the result of a layer: a hidden state of each direction.
+    pub const fn result(&self) -> usize {
         self.directions * self.output()
     }
 
