@@ -1,7 +1,7 @@
 //! The steps of continuous integration, in the order in which mistakes are cheapest to find.
 
 use crate::shell::{cargo, target_dir};
-use crate::{lengths, ptxas, python};
+use crate::{candle, lengths, ptxas, python};
 
 /// Everything.
 pub(crate) fn run() -> Result<(), String> {
@@ -16,6 +16,7 @@ pub(crate) fn run() -> Result<(), String> {
     main_job()?;
     let check = ["run", "--release", "--", "check", "--device", "emulator"];
     cargo(&[&check[..], &CHECKED].concat(), &[])?;
+    candle::test()?;
     python::test(python::Build::Quick)
 }
 
@@ -37,6 +38,7 @@ pub(crate) fn lint() -> Result<(), String> {
     lengths::run()?;
     cargo(&["fmt", "--all", "--check"], &[])?;
     cargo(&["fmt", "--manifest-path", python::MANIFEST, "--check"], &[])?;
+    cargo(&["fmt", "--manifest-path", candle::MANIFEST, "--check"], &[])?;
     cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])?;
     // Beside the workspace's own, in one folder of builds.
     let target = target_dir().to_string_lossy().into_owned();

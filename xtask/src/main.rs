@@ -1,5 +1,6 @@
 //! The project's task runner: `cargo xtask <task>`.
 
+mod candle;
 mod ci;
 mod corpus;
 mod kernels;
@@ -24,6 +25,7 @@ const USAGE: &str = "usage: cargo xtask <task>
   kernels --compare BEFORE [AFTER] [--only PART...]
                  compare two such lists, the second made now if it is not named; fails unless they differ in names alone
   python         install the Python package into target/python and run its tests
+  candle         test the bridge to candle on the CPU
   bench-report   bench/data to docs/performance and the README's table
   corpus [--only TEXT] [--jobs N]
                  compile kernels with nvcc, Triton and Numba and say how many parse, verify as ptxas does, and run right
@@ -43,6 +45,7 @@ fn main() -> ExitCode {
         (Some("fetch-ptxas"), []) => ptxas::fetch().map(|path| println!("{}", path.display())),
         (Some("ptxas"), parts) => ptxas::run(parts),
         (Some("python"), []) => python::test(python::Build::Released),
+        (Some("candle"), []) => candle::test(),
         (Some("bench-report"), []) => python::bench_report(),
         (Some("kernels"), args) => kernels::run(args),
         (Some("corpus"), args) => corpus::check(args),

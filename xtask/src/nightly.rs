@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::time::Instant;
 
 use crate::shell::{cargo, output, root};
-use crate::{corpus, ptxas, python};
+use crate::{candle, corpus, ptxas, python};
 
 /// Where the command records what ran green, one line a part and run.
 const RECORD: &str = "bench/data/nightly/parts.jsonl";
@@ -25,6 +25,8 @@ enum Step {
     Cargo { args: &'static [&'static str], env: &'static [(&'static str, &'static str)] },
     /// The Python package as it is released, and its tests.
     Python,
+    /// The lints of the bridge to candle.
+    Candle,
     /// Other compilers' PTX.
     Corpus,
 }
@@ -143,6 +145,11 @@ const PARTS: &[Part] = &[
         step: Step::Python,
     },
     Part {
+        name: "candle",
+        proves: "clippy and rustdoc have nothing to say about the bridge to candle",
+        step: Step::Candle,
+    },
+    Part {
         name: "corpus",
         proves: "PTX of nvcc, Triton and Numba parses, verifies as ptxas does, and runs right",
         step: Step::Corpus,
@@ -191,6 +198,7 @@ impl Part {
             }
             Step::Cargo { args, env } => cargo(args, &[&assembler[..], env].concat()),
             Step::Python => python::test(python::Build::Released),
+            Step::Candle => candle::lint(),
             Step::Corpus => corpus::check(&[]),
         }
     }
