@@ -29,6 +29,10 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// Notes work on `stream` that was just enqueued and uses this: a graph that is being captured keeps it, and it is not
     /// freed before other streams have done that work.
     pub(crate) fn used_on(self: &Arc<Self>, stream: &Stream) {
@@ -67,6 +71,11 @@ impl Buffer {
             (_, Some(s)) => device.allocate_raw(bytes, label, Ordering::Stream(s.handle()))?,
         };
         Ok(Self(Arc::new(Memory { device, address, bytes, stream, others: Mutex::default() })))
+    }
+
+    /// A further owner of memory.
+    pub(crate) fn over(memory: Arc<Memory>) -> Self {
+        Self(memory)
     }
 
     /// Where it is.

@@ -27,7 +27,8 @@ pub struct Graph {
 
 impl Graph {
     pub(crate) fn new(device: Device, handle: GraphHandle, captured: Captured) -> Self {
-        let Captured { kernels, mut memories } = captured;
+        let Captured { kernels, mut memories, allocated } = captured;
+        memories.extend(allocated);
         memories.sort_by_key(Arc::as_ptr);
         memories.dedup_by(|a, b| Arc::ptr_eq(a, b));
         Self { device, handle: Some(handle), _kernels: kernels, memories }

@@ -11,7 +11,7 @@
 //! | one launch as data | [`LaunchStep`], bound to memory through [`Binding`]s; [`record_launches`] notes those of a call |
 //!
 //! A launch only enqueues: it neither allocates on the device nor waits, so everything here except the methods that say
-//! otherwise can run inside [`Stream::capture`].
+//! otherwise can run inside [`Stream::capture`]. Memory that is allocated there in the order of the stream belongs to the graph.
 //!
 //! ```
 //! use warpwright_ptx::{kernel::Kernel, text};

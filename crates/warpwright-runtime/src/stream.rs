@@ -33,6 +33,8 @@ pub(crate) struct StreamShared {
 pub(crate) struct Captured {
     pub(crate) kernels: Vec<LoadedKernel>,
     pub(crate) memories: Vec<Arc<Memory>>,
+    /// What the work has allocated; it is in no other list.
+    pub(crate) allocated: Vec<Arc<Memory>>,
 }
 
 impl StreamShared {
@@ -137,7 +139,10 @@ impl Stream {
 
     /// Keeps memory for the graph of the capture in progress.
     pub(crate) fn keep(&self, memory: &Arc<Memory>) {
-        self.captured().memories.push(memory.clone());
+        let mut captured = self.captured();
+        if !captured.allocated.iter().any(|own| Arc::ptr_eq(own, memory)) {
+            captured.memories.push(memory.clone());
+        }
     }
 
     /// Enqueues one step of a plan; slot `i` of its arguments is `bindings[i]`.
@@ -171,13 +176,29 @@ impl Stream {
         kernel.prepare(&self.device, grid, None, dynamic_shared, false, args)?.enqueue(self, bindings)
     }
 
-    /// `bytes` of uninitialized memory whose allocation and release are ordered on this stream; both cost little.
+    /// `bytes` of uninitialized memory whose allocation and release are ordered on this stream; both cost little. While the stream is
+    /// captured the memory is the graph's: see [`Stream::capture`].
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`]; [`Error::Capturing`].
+    /// [`Error::OutOfMemory`].
     pub fn alloc(&self, bytes: u64) -> Result<Buffer> {
-        self.forbid_capture("Stream::alloc")?;
+        if self.is_capturing() {
+            return self.alloc_captured(bytes);
+        }
         Buffer::allocate(self.device.clone(), bytes, "buffer", Some(self.clone()))
+    }
+
+    /// Memory that the graph of the capture in progress keeps. What was dropped since is given out again: the work of a graph on one
+    /// stream runs in order.
+    fn alloc_captured(&self, bytes: u64) -> Result<Buffer> {
+        recording::not_recorded();
+        let dropped = |memory: &&Arc<Memory>| Arc::strong_count(memory) == 1 && memory.bytes() == bytes;
+        if let Some(memory) = self.captured().allocated.iter().find(dropped) {
+            return Ok(Buffer::over(memory.clone()));
+        }
+        let buffer = Buffer::allocate(self.device.clone(), bytes, "buffer of a graph", None)?;
+        self.captured().allocated.push(buffer.memory().clone());
+        Ok(buffer)
     }
 
     /// Copies `source` to the buffer's bytes from `offset`, in stream order, and returns when `source` may be reused.
@@ -282,10 +303,14 @@ impl Stream {
 
     /// Records what `work` enqueues on this stream as a graph, without running it.
     ///
-    /// `work` must only enqueue on this stream: an allocation, a host copy or a wait inside it is an error. Load the
+    /// `work` must only enqueue on this stream: a host copy or a wait inside it is an error. Load the
     /// kernels beforehand ([`LaunchStep::warm_up`]) unless the time of the first capture does not matter. The graph keeps
     /// the kernels loaded and the memory of tensors and buffers allocated, so that they may be dropped; what was written
     /// to them before a launch of the graph is what it reads.
+    ///
+    /// Memory that `work` allocates on this stream belongs to the graph, which has the same addresses in every launch: a tensor that is
+    /// still there after the capture holds what the last launch has written, and the memory of one that was dropped serves later
+    /// allocations of the same size in `work`.
     ///
     /// `work` returns any error that an [`Error`] can become, such as that of a library on top of this one.
     ///

@@ -219,6 +219,7 @@ macro_rules! device_suite {
             failed_captures_leave_the_stream_usable,
             graphs_outlive_their_steps,
             graphs_keep_memory,
+            graphs_own_what_they_allocate,
             memory_waits_for_other_streams,
             threads_share_a_kernel,
             out_of_memory,

@@ -424,6 +424,45 @@ pub(crate) fn graphs_keep_memory(device: &Device) {
     assert!(others.iter().all(|other| other.to_vec::<u32>().expect("zeros") == [0; 64]));
 }
 
+/// What a capture allocates is its graph's: a tensor that was kept holds what the last launch wrote, and one that was dropped makes
+/// room for the next of its size.
+pub(crate) fn graphs_own_what_they_allocate(device: &Device) {
+    let s = device.new_stream().expect("stream");
+    let mut x = Tensor::from_slice(device, &[1u32; 64], &[64]).expect("x");
+    let one = LaunchStep::new(increment(), [1, 1, 1], vec![slot(0), ArgValue::U32(1)]);
+    let (mut kept, mut addresses) = (None, Vec::new());
+    let graph = s
+        .capture(|s| {
+            let next = |x: &Tensor| {
+                let y = x.clone_on(s)?;
+                launch_increment(s, &one, &y)?;
+                Ok::<_, Error>(y)
+            };
+            let first = next(&x)?;
+            let second = next(&first)?;
+            addresses.extend([&first, &second].map(|y| y.buffer().address()));
+            drop(first);
+            let third = next(&second)?;
+            addresses.push(third.buffer().address());
+            kept = Some((second, third));
+            Ok::<_, Error>(())
+        })
+        .expect("capture");
+    assert_eq!(graph.nodes(), 6);
+    assert!(addresses[0] != addresses[1] && addresses[0] == addresses[2], "{addresses:x?}");
+    let (second, third) = kept.expect("captured");
+    for x_is in [1u32, 10] {
+        x.fill(&s, x_is).expect("fill");
+        graph.launch(&s).expect("replay");
+        assert_eq!(second.to_vec_on::<u32>(&s).expect("second"), [x_is + 2; 64]);
+        assert_eq!(third.to_vec_on::<u32>(&s).expect("third"), [x_is + 3; 64]);
+    }
+    drop(graph);
+    assert_eq!(third.to_vec_on::<u32>(&s).expect("third"), [13; 64], "tensors outlive the graph");
+    let abandoned = s.capture(|s| s.alloc(256).map(drop).and_then(|()| s.synchronize()));
+    assert!(matches!(abandoned, Err(Error::Capturing { call: "Stream::synchronize" })), "{abandoned:?}");
+}
+
 /// Memory of one stream is not given out again before another stream has done what it was given to do with it.
 pub(crate) fn memory_waits_for_other_streams(device: &Device) {
     let (own, other) = (device.new_stream().expect("stream"), device.new_stream().expect("stream"));
@@ -448,8 +487,8 @@ pub(crate) fn failed_captures_leave_the_stream_usable(device: &Device) {
     let one = LaunchStep::new(increment(), [1, 1, 1], vec![slot(0), ArgValue::U32(1)]);
     one.warm_up(device).expect("warm up");
 
-    let allocates = s.capture(|s| s.alloc(16).map(drop));
-    assert!(matches!(allocates, Err(Error::Capturing { call: "Stream::alloc" })), "{allocates:?}");
+    let copies = s.capture(|s| Tensor::from_slice_on(s, &[0u32], &[1]).map(drop));
+    assert!(matches!(copies, Err(Error::Capturing { call: "Stream::copy_to_device" })), "{copies:?}");
     let waits = s.capture(|s| {
         launch_increment(s, &one, &x)?;
         s.synchronize()

@@ -177,8 +177,8 @@ fn make_current(context: u64) -> Outcome<Current> {
     Ok(Current((current != 0).then_some(current)))
 }
 
-/// Lets this thread load code while one of its streams is captured: what the driver does for that on the device is no
-/// part of the work that is recorded.
+/// Lets this thread load code and allocate memory while one of its streams is captured: what the driver does for that on the device is
+/// no part of the work that is recorded.
 struct Relaxed(Option<sys::CUstreamCaptureMode>);
 
 impl Relaxed {
@@ -281,7 +281,10 @@ impl CudaBackend {
             (Ordering::Stream(stream), Some(pool)) => {
                 driver::allocate_from_pool(bytes, pool as sys::CUmemoryPool, stream.raw())
             }
-            _ => driver::allocate(bytes),
+            _ => {
+                let _relaxed = Relaxed::new();
+                driver::allocate(bytes)
+            }
         }
     }
 
