@@ -1,0 +1,184 @@
+//! Checkpoints: safetensors files, whose tensors are read one at a time, as they are stored or from 4-bit codes.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{Cursor, Read, Seek, SeekFrom};
+use std::path::Path;
+
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use warpwright::quantize::{NibbleOrder, Quantized, QuantizedNested, Scheme};
+use warpwright::{DType, Stream, Tensor, cast, dequantize, dequantize_nested};
+
+use super::Result;
+
+/// Longest header that is read.
+const MAX_HEADER: u64 = 100 << 20;
+
+/// A safetensors file, or its bytes in memory.
+trait Source: Read + Seek {}
+
+impl<T: Read + Seek> Source for T {}
+
+/// Where a tensor is.
+struct Place {
+    /// The number of its file.
+    source: usize,
+    /// The byte of the file that its offsets count from.
+    first: u64,
+    info: TensorInfo,
+}
+
+/// The tensors of a model by name.
+pub(crate) struct Checkpoint {
+    sources: Vec<Box<dyn Source>>,
+    places: HashMap<String, Place>,
+}
+
+/// The JSON that bitsandbytes stores beside the codes of a weight.
+#[derive(Deserialize)]
+struct QuantState {
+    quant_type: String,
+    blocksize: usize,
+    shape: Vec<usize>,
+    nested_offset: Option<f32>,
+}
+
+/// A JSON file of a checkpoint's folder.
+pub(crate) fn read_json<T: DeserializeOwned>(folder: &Path, name: &str) -> Result<T> {
+    let path = folder.join(name);
+    let text = fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    serde_json::from_slice(&text).map_err(|error| format!("{}: {error}", path.display()).into())
+}
+
+impl Checkpoint {
+    /// Every safetensors file of a folder.
+    pub(crate) fn open(folder: &Path) -> Result<Self> {
+        let mut checkpoint = Self { sources: Vec::new(), places: HashMap::new() };
+        for entry in fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|extension| extension == "safetensors") {
+                let added = checkpoint.add(File::open(&path)?);
+                added.map_err(|error| format!("{}: {error}", path.display()))?;
+            }
+        }
+        match checkpoint.sources.len() {
+            0 => Err(format!("{}: no safetensors file here", folder.display()).into()),
+            _ => Ok(checkpoint),
+        }
+    }
+
+    /// The bytes of one safetensors file.
+    pub(crate) fn from_bytes(bytes: Vec<u8>) -> Result<Self> {
+        let mut checkpoint = Self { sources: Vec::new(), places: HashMap::new() };
+        checkpoint.add(Cursor::new(bytes))?;
+        Ok(checkpoint)
+    }
+
+    /// Takes in the header of a file: its length in 8 bytes, then JSON, and the tensors behind it.
+    fn add(&mut self, mut source: impl Source + 'static) -> Result<()> {
+        let end = source.seek(SeekFrom::End(0))?;
+        source.rewind()?;
+        let mut length = [0; 8];
+        source.read_exact(&mut length)?;
+        let length = u64::from_le_bytes(length);
+        if length > end.min(MAX_HEADER) {
+            return Err(format!("a header of {length} bytes").into());
+        }
+        let mut header = vec![0; length as usize];
+        source.read_exact(&mut header)?;
+        let header: Metadata = serde_json::from_slice(&header)?;
+        let first = 8 + length;
+        for (name, info) in header.tensors() {
+            let (begin, stop) = info.data_offsets;
+            if begin > stop || first.checked_add(stop as u64).is_none_or(|stop| stop > end) {
+                return Err(format!("{name} is outside of the file").into());
+            }
+            self.places.insert(name, Place { source: self.sources.len(), first, info: info.clone() });
+        }
+        self.sources.push(Box::new(source));
+        Ok(())
+    }
+
+    pub(crate) fn contains(&self, name: &str) -> bool {
+        self.places.contains_key(name)
+    }
+
+    /// The element type that a tensor is stored in, if it is here, and of one that there is.
+    pub(crate) fn dtype(&self, name: &str) -> Option<DType> {
+        self.places.get(name).and_then(|place| dtype_of(place.info.dtype))
+    }
+
+    fn read(&mut self, name: &str) -> Result<(TensorInfo, Vec<u8>)> {
+        let place = self.places.get(name).ok_or_else(|| format!("the checkpoint has no {name}"))?;
+        let (begin, stop) = place.info.data_offsets;
+        let mut bytes = vec![0; stop - begin];
+        let source = &mut self.sources[place.source];
+        source.seek(SeekFrom::Start(place.first + begin as u64))?;
+        source.read_exact(&mut bytes)?;
+        Ok((place.info.clone(), bytes))
+    }
+
+    /// A tensor as it is stored.
+    fn stored(&mut self, stream: &Stream, name: &str) -> Result<Tensor> {
+        let (info, bytes) = self.read(name)?;
+        let dtype = dtype_of(info.dtype).ok_or_else(|| format!("{name} is {:?}", info.dtype))?;
+        Ok(Tensor::from_bytes(stream.device(), dtype, &bytes, &info.shape)?)
+    }
+
+    /// A tensor in type `dtype`, whatever it is stored in; codes of NF4 and FP4 as bitsandbytes and `warpwright quantize` write them.
+    pub(crate) fn tensor(&mut self, stream: &Stream, name: &str, dtype: DType) -> Result<Tensor> {
+        for (scheme, key) in [(Scheme::Nf4, "nf4"), (Scheme::Fp4, "fp4")] {
+            let state = format!("{name}.quant_state.bitsandbytes__{key}");
+            if self.contains(&state) {
+                let (_, json) = self.read(&state)?;
+                let state: QuantState = serde_json::from_slice(&json).map_err(|e| format!("{state}: {e}"))?;
+                return self.dequantized(stream, name, scheme, state, dtype);
+            }
+        }
+        let stored = self.stored(stream, name)?;
+        if stored.dtype() == dtype { Ok(stored) } else { Ok(cast(stream, &stored, dtype)?) }
+    }
+
+    fn dequantized(
+        &mut self,
+        stream: &Stream,
+        name: &str,
+        scheme: Scheme,
+        state: QuantState,
+        dtype: DType,
+    ) -> Result<Tensor> {
+        let QuantState { quant_type, blocksize, shape, nested_offset } = state;
+        if quant_type != scheme.name() {
+            return Err(format!("{name}: codes of {} that are called {quant_type}", scheme.name()).into());
+        }
+        let codes = self.stored(stream, name)?;
+        let absmax = self.stored(stream, &format!("{name}.absmax"))?;
+        let scales = match nested_offset {
+            None => absmax,
+            Some(offset) => {
+                let nested_absmax = self.stored(stream, &format!("{name}.nested_absmax"))?;
+                let offset = Tensor::from_slice_on(stream, &[offset], &[1])?;
+                dequantize_nested(stream, &QuantizedNested { codes: absmax, nested_absmax, offset })?
+            }
+        };
+        let order = NibbleOrder::HighFirst;
+        let len = codes.len();
+        let codes = codes.reshape(&[len])?;
+        let of = Quantized { scheme, group_size: blocksize, order, shape, codes, scales, zero_points: None };
+        Ok(dequantize(stream, &of, dtype)?)
+    }
+}
+
+fn dtype_of(stored: Dtype) -> Option<DType> {
+    match stored {
+        Dtype::F64 => Some(DType::F64),
+        Dtype::F32 => Some(DType::F32),
+        Dtype::F16 => Some(DType::F16),
+        Dtype::BF16 => Some(DType::BF16),
+        Dtype::U8 => Some(DType::U8),
+        _ => None,
+    }
+}

@@ -1,0 +1,8 @@
+//! What the examples of whole models share: checkpoints, linear layers, and random weights for models without a checkpoint.
+
+pub(crate) mod checkpoint;
+pub(crate) mod linear;
+pub(crate) mod random;
+
+/// Results of the examples, whose errors are printed.
+pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;

@@ -1,0 +1,190 @@
+//! The numbers are right: the logits of a tiny model are those of the formulas in f64, in the prompt and in every step behind it.
+
+use std::collections::HashMap;
+
+use safetensors::SafeTensors;
+use serde_json::json;
+use warpwright::{DType, Device, Stream, Tensor, cast};
+
+use super::common::Result;
+use super::common::checkpoint::Checkpoint;
+use super::common::random;
+use super::config::LlamaConfig;
+use super::decoder::Decoder;
+use super::llama::Llama;
+use super::sampler::Sampler;
+
+/// Heads in groups of three, an odd number of layers and angles of Llama 3.1.
+fn tiny() -> LlamaConfig {
+    let config = json!({
+        "model_type": "llama", "vocab_size": 40, "hidden_size": 24, "intermediate_size": 56, "num_hidden_layers": 3,
+        "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8, "rms_norm_eps": 1e-5,
+        "rope_parameters": {
+            "rope_type": "llama3", "rope_theta": 100.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+    });
+    serde_json::from_value(config).expect("a configuration")
+}
+
+/// The model in plain Rust.
+struct Reference {
+    config: LlamaConfig,
+    weights: HashMap<String, Vec<f64>>,
+}
+
+impl Reference {
+    fn new(config: LlamaConfig, file: &[u8]) -> Self {
+        let file = SafeTensors::deserialize(file).expect("a safetensors file");
+        let value = |bytes: &[u8]| f64::from(f32::from_le_bytes(bytes.try_into().expect("4 bytes")));
+        let tensors =
+            file.iter().map(|(name, view)| (name.to_owned(), view.data().chunks(4).map(value).collect()));
+        Self { config, weights: tensors.collect() }
+    }
+
+    /// `weight x`
+    fn linear(&self, name: &str, x: &[f64]) -> Vec<f64> {
+        self.weights[&format!("{name}.weight")].chunks(x.len()).map(|row| dot(row, x)).collect()
+    }
+
+    fn norm(&self, name: &str, x: &[f64]) -> Vec<f64> {
+        let rstd = (dot(x, x) / x.len() as f64 + self.config.rms_norm_eps).sqrt().recip();
+        x.iter().zip(&self.weights[&format!("{name}.weight")]).map(|(x, weight)| x * rstd * weight).collect()
+    }
+
+    fn turned(&self, x: &[f64], position: usize) -> Vec<f64> {
+        let (dim, frequencies) = (self.config.head_dim(), self.config.frequencies().expect("frequencies"));
+        let mut y = x.to_vec();
+        for (head, x) in y.chunks_mut(dim).zip(x.chunks(dim)) {
+            for (pair, frequency) in frequencies.iter().enumerate() {
+                let (sin, cos) = (position as f64 * frequency).sin_cos();
+                head[pair] = x[pair] * cos - x[pair + dim / 2] * sin;
+                head[pair + dim / 2] = x[pair + dim / 2] * cos + x[pair] * sin;
+            }
+        }
+        y
+    }
+
+    /// The logits behind each of the tokens.
+    fn logits(&self, tokens: &[i64]) -> Vec<Vec<f64>> {
+        let (dim, heads, hidden) =
+            (self.config.head_dim(), self.config.num_attention_heads, self.config.hidden_size);
+        let group = heads / self.config.kv_heads();
+        let table = &self.weights["model.embed_tokens.weight"];
+        let row = |token: &i64| table[*token as usize * hidden..][..hidden].to_vec();
+        let mut rows: Vec<Vec<f64>> = tokens.iter().map(row).collect();
+        for layer in 0..self.config.num_hidden_layers {
+            let name = |part: &str| format!("model.layers.{layer}.{part}");
+            let (mut keys, mut values) = (Vec::new(), Vec::new());
+            for (position, row) in rows.iter_mut().enumerate() {
+                let x = self.norm(&name("input_layernorm"), row);
+                let q = self.turned(&self.linear(&name("self_attn.q_proj"), &x), position);
+                keys.push(self.turned(&self.linear(&name("self_attn.k_proj"), &x), position));
+                values.push(self.linear(&name("self_attn.v_proj"), &x));
+                let mut seen = vec![0.0; heads * dim];
+                for (head, seen) in seen.chunks_mut(dim).enumerate() {
+                    let of = |x: &[f64]| x[head / group * dim..][..dim].to_vec();
+                    let score =
+                        |k: &Vec<f64>| (dot(&q[head * dim..][..dim], &of(k)) / (dim as f64).sqrt()).exp();
+                    let scores: Vec<f64> = keys.iter().map(score).collect();
+                    let sum: f64 = scores.iter().sum();
+                    for (score, value) in scores.iter().zip(&values) {
+                        seen.iter_mut().zip(of(value)).for_each(|(seen, value)| *seen += score / sum * value);
+                    }
+                }
+                add(row, &self.linear(&name("self_attn.o_proj"), &seen));
+                let x = self.norm(&name("post_attention_layernorm"), row);
+                let up = self.linear(&name("mlp.up_proj"), &x);
+                let gate = self.linear(&name("mlp.gate_proj"), &x);
+                let wide: Vec<f64> = gate.iter().zip(&up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
+                add(row, &self.linear(&name("mlp.down_proj"), &wide));
+            }
+        }
+        rows.iter().map(|row| self.linear("lm_head", &self.norm("model.norm", row))).collect()
+    }
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+fn add(sum: &mut [f64], x: &[f64]) {
+    sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
+}
+
+/// The largest difference between logits, in units of the largest logit.
+fn distance(stream: &Stream, logits: &Tensor, want: &[f64]) -> Result<f64> {
+    let got = cast(stream, logits, DType::F64)?.to_vec_on::<f64>(stream)?;
+    let largest = want.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+    let differences = got.iter().zip(want).map(|(got, want)| (got - want).abs());
+    assert_eq!(got.len(), want.len());
+    Ok(differences.fold(0.0f64, f64::max) / largest)
+}
+
+#[test]
+fn logits_are_those_of_the_formulas() -> Result<()> {
+    let stream = Device::best().new_stream()?;
+    let file = random::checkpoint(&tiny().weights(), 7)?;
+    let tokens = [3, 17, 0, 39, 5, 5, 21, 30];
+    let want = Reference::new(tiny(), &file).logits(&tokens);
+    let model = Llama::load(&mut Checkpoint::from_bytes(file)?, &stream, tiny(), tokens.len())?;
+    let mut decoder = Decoder::new(&stream, &model)?;
+    // A prompt in two parts, then steps, the second of which is a launch of the graph alone.
+    for part in [0..3, 3..5] {
+        let logits = decoder.prefill(&tokens[part.clone()])?;
+        let error = distance(&stream, &logits, &want[part.end - 1])?;
+        assert!(error < 2e-6, "the prompt up to {part:?}: {error:e}");
+    }
+    for at in 5..tokens.len() {
+        let logits = decoder.step(tokens[at])?;
+        let error = distance(&stream, logits, &want[at])?;
+        assert!(error < 2e-6, "step {at}: {error:e}");
+    }
+    let full = decoder.step(1).expect_err("the caches are full").to_string();
+    assert!(full.contains("a text of 9 tokens"), "{full}");
+    Ok(())
+}
+
+#[test]
+fn tokens_that_the_model_does_not_have_are_refused() -> Result<()> {
+    let stream = Device::best().new_stream()?;
+    let mut checkpoint = Checkpoint::from_bytes(random::checkpoint(&tiny().weights(), 7)?)?;
+    let model = Llama::load(&mut checkpoint, &stream, tiny(), 4)?;
+    let mut decoder = Decoder::new(&stream, &model)?;
+    for token in [-1, 40] {
+        assert!(decoder.step(token).is_err() && decoder.prefill(&[token]).is_err());
+    }
+    let lacking = Llama::load(&mut checkpoint, &stream, LlamaConfig { num_hidden_layers: 4, ..tiny() }, 4);
+    let error = lacking.err().expect("three layers are no four").to_string();
+    assert!(error.contains("model.layers.3.input_layernorm.weight"), "{error}");
+    Ok(())
+}
+
+/// How often each of four tokens with probabilities 0.1, 0.5, 0.25 and 0.15 is drawn.
+fn shares(temperature: f64, top_p: f64) -> Result<[f64; 4]> {
+    let stream = Device::best().new_stream()?;
+    let logits: Vec<f32> = [0.1f32, 0.5, 0.25, 0.15].map(f32::ln).to_vec();
+    let logits = Tensor::from_slice_on(&stream, &logits, &[1, 4])?;
+    let mut sampler = Sampler::new(temperature, top_p, 3)?;
+    let mut counts = [0.0; 4];
+    for _ in 0..400 {
+        counts[sampler.choose(&stream, &logits)? as usize] += 1.0;
+    }
+    Ok(counts.map(|count| count / 400.0))
+}
+
+#[test]
+fn tokens_are_drawn_by_their_probabilities() -> Result<()> {
+    let near =
+        |got: [f64; 4], want: [f64; 4]| got.iter().zip(&want).all(|(got, want)| (got - want).abs() < 0.08);
+    assert_eq!(shares(0.0, 1.0)?, [0.0, 1.0, 0.0, 0.0]);
+    let all = shares(1.0, 1.0)?;
+    assert!(near(all, [0.1, 0.5, 0.25, 0.15]), "{all:?}");
+    // Half and a quarter reach 0.7; drawn at half the temperature they are as their squares.
+    let two = shares(1.0, 0.7)?;
+    assert!(near(two, [0.0, 0.667, 0.333, 0.0]) && two[0] + two[3] == 0.0, "{two:?}");
+    let colder = shares(0.5, 0.7)?;
+    assert!(near(colder, [0.0, 1.0, 0.0, 0.0]) && colder[0] + colder[3] == 0.0, "{colder:?}");
+    assert!(Sampler::new(-1.0, 1.0, 0).is_err() && Sampler::new(1.0, 1.5, 0).is_err());
+    Ok(())
+}
