@@ -22,19 +22,25 @@ impl Random {
     }
 }
 
-/// A checkpoint in f32, as the bytes of a safetensors file: norms near 1, biases small, rows of weights of a length of about 1.
-pub(crate) fn checkpoint(shapes: &[(String, Vec<usize>)], seed: u64) -> Result<Vec<u8>> {
+/// A checkpoint in f32 or bf16, as the bytes of a safetensors file: norms near 1, biases small, rows of weights of a length of about 1.
+pub(crate) fn checkpoint(shapes: &[(String, Vec<usize>)], dtype: Dtype, seed: u64) -> Result<Vec<u8>> {
     let mut random = Random(seed);
+    // bf16 is the upper half of f32.
+    let skipped = if dtype == Dtype::BF16 { 2 } else { 0 };
     let mut data = Vec::new();
     for (name, shape) in shapes {
         let around = if name.contains("orm") && name.ends_with("weight") { 1.0 } else { 0.0 };
         let bound = (3.0 / *shape.last().unwrap_or(&1) as f64).sqrt().min(0.5);
-        let values = (0..shape.iter().product()).map(|_| around + bound * (2.0 * random.uniform() - 1.0));
-        data.push(values.flat_map(|value: f64| (value as f32).to_le_bytes()).collect::<Vec<u8>>());
+        let mut bytes = Vec::new();
+        for _ in 0..shape.iter().product() {
+            let value = around + bound * (2.0 * random.uniform() - 1.0);
+            bytes.extend_from_slice(&(value as f32).to_le_bytes()[skipped..]);
+        }
+        data.push(bytes);
     }
     let mut views = Vec::new();
     for ((name, shape), data) in shapes.iter().zip(&data) {
-        views.push((name, TensorView::new(Dtype::F32, shape.clone(), data)?));
+        views.push((name, TensorView::new(dtype, shape.clone(), data)?));
     }
     Ok(serialize(views, None)?)
 }

@@ -84,7 +84,8 @@ struct Words(Tokenizer);
 
 impl Words {
     fn load(folder: &Path, max_length: usize) -> Result<Self> {
-        let mut tokenizer = Tokenizer::from_file(folder.join("tokenizer.json")).map_err(|e| e.to_string())?;
+        let path = folder.join("tokenizer.json");
+        let mut tokenizer = Tokenizer::from_file(&path).map_err(|e| format!("{}: {e}", path.display()))?;
         // Batches are padded here, to the longest of their sentences.
         tokenizer.with_padding(None);
         let truncation = TruncationParams { max_length, ..Default::default() };

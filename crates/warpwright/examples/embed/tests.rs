@@ -4,9 +4,11 @@ use std::collections::HashMap;
 use std::f64::consts::PI;
 use std::path::PathBuf;
 
-use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors, serialize};
 use serde_json::json;
-use warpwright::{Device, Stream};
+use warpwright::quantize::{NibbleOrder, QuantizedNested, Scheme};
+use warpwright::{DType, Device, Stream, Tensor, dequantize, dequantize_nested, quantize, quantize_nested};
 
 use super::bert::{Bert, BertConfig};
 use super::common::Result;
@@ -162,7 +164,7 @@ fn distance(got: &[f32], want: &[f64]) -> f64 {
 #[test]
 fn embeddings_are_those_of_the_formulas() -> Result<()> {
     let stream = Device::best().new_stream()?;
-    let file = random::checkpoint(&weights(&tiny()), 5)?;
+    let file = random::checkpoint(&weights(&tiny()), Dtype::F32, 5)?;
     let reference = Reference::new(tiny(), &file);
     let bert = Bert::load(&mut Checkpoint::from_bytes(file)?, &stream, tiny())?;
     let sentences = [vec![3, 14, 15], vec![9, 2, 6, 5, 3, 5, 8, 29, 7], vec![27]];
@@ -214,5 +216,50 @@ fn embeddings_of_minilm_are_those_of_transformers() -> Result<()> {
     }
     let similarity: f32 = got[0].iter().zip(&got[1]).map(|(a, b)| a * b).sum();
     assert!((similarity - 0.655_288_56).abs() < 1e-5, "{similarity}");
+    Ok(())
+}
+
+/// A safetensors file of an NF4 weight `[6, 200]` as bitsandbytes stores it, with plain or with nested statistics, and its values in f32.
+fn nf4_file(stream: &Stream, nested: bool) -> Result<(Vec<u8>, Vec<f32>)> {
+    let values: Vec<f32> = (0..1200).map(|i| (i as f32 * 0.37).sin()).collect();
+    let x = Tensor::from_slice_on(stream, &values, &[6, 200])?;
+    let mut q = quantize(stream, &x, Scheme::Nf4, 64, NibbleOrder::HighFirst)?;
+    let mut state = json!({ "quant_type": "nf4", "blocksize": 64, "dtype": "float32", "shape": [6, 200] });
+    let mut parts = vec![(".absmax", Dtype::F32, q.scales.to_bytes()?)];
+    if nested {
+        let QuantizedNested { codes, nested_absmax, offset } = quantize_nested(stream, &q.scales)?;
+        state["nested_offset"] = json!(offset.to_vec::<f32>()?[0]);
+        state["nested_blocksize"] = json!(256);
+        parts = vec![
+            (".absmax", Dtype::U8, codes.to_bytes()?),
+            (".nested_absmax", Dtype::F32, nested_absmax.to_bytes()?),
+        ];
+        q.scales = dequantize_nested(stream, &QuantizedNested { codes, nested_absmax, offset })?;
+    }
+    parts.push(("", Dtype::U8, q.codes.to_bytes()?));
+    parts.push((".quant_state.bitsandbytes__nf4", Dtype::U8, state.to_string().into_bytes()));
+    let mut views = Vec::new();
+    for (key, dtype, bytes) in &parts {
+        let count = if *dtype == Dtype::F32 { bytes.len() / 4 } else { bytes.len() };
+        let shape = if key.is_empty() { vec![count, 1] } else { vec![count] };
+        views.push((format!("w{key}"), TensorView::new(*dtype, shape, bytes)?));
+    }
+    Ok((serialize(views, None)?, dequantize(stream, &q, DType::F32)?.to_vec_on(stream)?))
+}
+
+#[test]
+fn codes_are_loaded_as_values() -> Result<()> {
+    let stream = Device::best().new_stream()?;
+    for nested in [false, true] {
+        let (file, want) = nf4_file(&stream, nested)?;
+        let mut checkpoint = Checkpoint::from_bytes(file.clone())?;
+        let w = checkpoint.tensor(&stream, "w", DType::F32)?;
+        assert_eq!((w.shape(), w.to_vec_on::<f32>(&stream)?), (&[6, 200][..], want), "nested: {nested}");
+        assert_eq!(checkpoint.tensor(&stream, "w", DType::BF16)?.dtype(), DType::BF16);
+        let missing = checkpoint.tensor(&stream, "v", DType::F32).expect_err("there is no v").to_string();
+        assert!(missing.contains("no v"), "{missing}");
+        // A file that was cut short.
+        assert!(Checkpoint::from_bytes(file[..file.len() - 1].to_vec()).is_err());
+    }
     Ok(())
 }

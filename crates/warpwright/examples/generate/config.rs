@@ -25,6 +25,9 @@ pub(crate) struct LlamaConfig {
     pub(crate) rope_theta: Option<f64>,
     #[serde(alias = "rope_scaling")]
     pub(crate) rope_parameters: Option<Rope>,
+    /// Whether the table of the tokens is the weight of the last layer, too.
+    #[serde(default)]
+    pub(crate) tie_word_embeddings: bool,
     /// The token that ends a text, or several.
     #[serde(default)]
     pub(crate) eos_token_id: Value,
@@ -82,6 +85,7 @@ impl LlamaConfig {
             ("model.norm", vec![hidden]),
             ("lm_head", vec![words, hidden]),
         ];
+        let around = around.into_iter().take(if self.tie_word_embeddings { 2 } else { 3 });
         layers.chain(around.map(|(name, shape)| (format!("{name}.weight"), shape))).collect()
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use safetensors::SafeTensors;
+use safetensors::{Dtype, SafeTensors};
 use serde_json::json;
 use warpwright::{DType, Device, Stream, Tensor, cast};
 
@@ -124,7 +124,7 @@ fn distance(stream: &Stream, logits: &Tensor, want: &[f64]) -> Result<f64> {
 #[test]
 fn logits_are_those_of_the_formulas() -> Result<()> {
     let stream = Device::best().new_stream()?;
-    let file = random::checkpoint(&tiny().weights(), 7)?;
+    let file = random::checkpoint(&tiny().weights(), Dtype::F32, 7)?;
     let tokens = [3, 17, 0, 39, 5, 5, 21, 30];
     let want = Reference::new(tiny(), &file).logits(&tokens);
     let model = Llama::load(&mut Checkpoint::from_bytes(file)?, &stream, tiny(), tokens.len())?;
@@ -148,7 +148,7 @@ fn logits_are_those_of_the_formulas() -> Result<()> {
 #[test]
 fn tokens_that_the_model_does_not_have_are_refused() -> Result<()> {
     let stream = Device::best().new_stream()?;
-    let mut checkpoint = Checkpoint::from_bytes(random::checkpoint(&tiny().weights(), 7)?)?;
+    let mut checkpoint = Checkpoint::from_bytes(random::checkpoint(&tiny().weights(), Dtype::F32, 7)?)?;
     let model = Llama::load(&mut checkpoint, &stream, tiny(), 4)?;
     let mut decoder = Decoder::new(&stream, &model)?;
     for token in [-1, 40] {

@@ -49,7 +49,9 @@ impl Text {
                 Ok(tokenizer.decode(&ids, true).map_err(|error| error.to_string())?)
             }
             Self::Bytes => {
-                let bytes: Vec<u8> = tokens.iter().map(|token| *token as u8).collect();
+                // What is no byte is shown as what is no text.
+                let bytes: Vec<u8> =
+                    tokens.iter().map(|token| u8::try_from(*token).unwrap_or(0xFF)).collect();
                 Ok(String::from_utf8_lossy(&bytes).into_owned())
             }
         }
