@@ -77,7 +77,8 @@
 //! # }
 //! ```
 //!
-//! A launch of a plan only enqueues, so a graph can hold it. The graph keeps the memory of its tensors.
+//! A launch of a plan only enqueues, so a graph can hold it. The graph keeps the memory of its tensors. Free functions can be captured, too: what
+//! they allocate is the graph's, and holds what its last launch has written.
 //!
 //! ```
 //! # fn main() -> Result<(), warpwright::Error> {
