@@ -217,7 +217,8 @@ output head with --skip '*embed*' --skip 'lm_head*'.
 
 IN is a .safetensors file, a model.safetensors.index.json, or a folder that holds either. For a file, -o names a file;
 for a folder or an index, it names a folder, which gets one output shard per input shard. A config.json beside IN is
-copied beside OUT and, for the bnb formats, given its quantization_config.
+copied beside OUT and, for the bnb formats, given its quantization_config. A new folder also gets the files of the
+tokenizer and generation_config.json.
 
 Keys of a quantized `W`:
   bnb-nf4, bnb-fp4   W, W.absmax, W.quant_map, W.quant_state.bitsandbytes__nf4 (or __fp4)

@@ -139,6 +139,7 @@ pub fn run(
     }
     summary.bytes = total;
     summary.notes.extend(output.config(checkpoint.folder(), &Change::Remove)?);
+    output.companions(checkpoint.folder())?;
     if checkpoint.is_sharded() {
         output.text(INDEX, &checkpoint.new_index(&weight_map, total))?;
     }

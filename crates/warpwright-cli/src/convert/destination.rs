@@ -12,6 +12,24 @@ use crate::checkpoint::{AtomicFile, Checkpoint, CheckpointError, Defect, Layout,
 use crate::error::Error;
 use crate::interrupt::{self, Leftover};
 
+/// Files of a model's folder that go with any form of its weights: what reads text, and defaults of inference.
+const COMPANIONS: [&str; 14] = [
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "merges.txt",
+    "modules.json",
+    "preprocessor_config.json",
+    "sentence_bert_config.json",
+    "sentencepiece.bpe.model",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+];
+
 /// The files of an output, none of which has its name before [`Destination::commit`].
 #[derive(Debug)]
 pub struct Destination {
@@ -108,12 +126,16 @@ impl Destination {
     /// # Errors
     /// It cannot be written.
     pub fn text(&mut self, name: &str, text: &str) -> Result<(), Error> {
+        self.small(name, text.as_bytes())
+    }
+
+    fn small(&mut self, name: &str, bytes: &[u8]) -> Result<(), Error> {
         let place = match &self.form {
             Form::File(path) => folder_of(path).join(name),
             _ => self.place(name),
         };
         let file = AtomicFile::create(&place, self.replace)?;
-        file.write_all_at(text.as_bytes(), 0)
+        file.write_all_at(bytes, 0)
             .map_err(|source| CheckpointError::file(&place, Defect::Io { action: "write", source }))?;
         self.keep(file);
         Ok(())
@@ -143,6 +165,26 @@ impl Destination {
         }
         self.text(CONFIG, &text)?;
         Ok(None)
+    }
+
+    /// Copies the files of the input's folder that a model needs beside its weights, such as those of its tokenizer, to a new folder. A
+    /// folder that was there keeps its own.
+    ///
+    /// # Errors
+    /// One cannot be read or written.
+    pub fn companions(&mut self, input_folder: &Path) -> Result<(), Error> {
+        if !matches!(self.form, Form::NewFolder { .. }) {
+            return Ok(());
+        }
+        for name in COMPANIONS {
+            let source = input_folder.join(name);
+            match std::fs::read(&source) {
+                Ok(bytes) => self.small(name, &bytes)?,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(Error::file(&source, "read")(error)),
+            }
+        }
+        Ok(())
     }
 
     /// Gives every file its name, in the order in which they were kept.

@@ -184,6 +184,7 @@ pub fn run(
         .collect();
     let change = Change::for_format(options.format, options.double_quant, left);
     summary.notes.extend(output.config(checkpoint.folder(), &change)?);
+    output.companions(checkpoint.folder())?;
     if checkpoint.is_sharded() {
         output.text(INDEX, &checkpoint.new_index(&weight_map, total))?;
     }

@@ -468,6 +468,30 @@ fn shards_go_to_a_folder_with_an_index_and_a_configuration() {
 }
 
 #[test]
+fn a_new_folder_gets_the_tokenizer() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = sharded(folder.path());
+    std::fs::write(model.join("tokenizer.json"), "{}").unwrap();
+    std::fs::write(model.join("pytorch_model.bin"), "weights of another format").unwrap();
+    let output = folder.path().join("out");
+    let options = Options::new(Format::BnbNf4);
+    quantize_to(&model, &output, &options, &Reference::default()).unwrap();
+    let all = ["config.json", "m-1.safetensors", "m-2.safetensors", INDEX, "tokenizer.json"];
+    assert_eq!(files(&output), all);
+    assert_eq!(std::fs::read_to_string(output.join("tokenizer.json")).unwrap(), "{}");
+    let back = folder.path().join("back");
+    dequantize_to(&output, &back, None).unwrap();
+    assert_eq!(files(&back), all);
+
+    // A folder with files keeps its own.
+    std::fs::write(output.join("tokenizer.json"), "[]").unwrap();
+    let checkpoint = Checkpoint::open(&model).unwrap();
+    let destination = Destination::new(&model, &checkpoint, &output, true).unwrap();
+    quantize::run(&checkpoint, destination, &options, &Reference::default(), &Silent).unwrap();
+    assert_eq!(std::fs::read_to_string(output.join("tokenizer.json")).unwrap(), "[]");
+}
+
+#[test]
 fn parts_of_one_weight_may_lie_in_different_shards() {
     let folder = tempfile::tempdir().unwrap();
     let model = sharded(folder.path());
