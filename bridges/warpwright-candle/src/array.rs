@@ -92,7 +92,8 @@ impl Array {
     /// A copy of `len` elements from `start` of an array in row-major order, whose type is f32 or f64, as a tensor of candle.
     pub(crate) fn part(&self, start: usize, len: usize) -> Result<HostTensor> {
         match &self.memory {
-            Memory::Host(tensor) => tensor.flatten_all()?.narrow(0, start, len)?.copy(),
+            // `copy` would keep all of the storage, and the offset.
+            Memory::Host(tensor) => tensor.flatten_all()?.narrow(0, start, len)?.force_contiguous(),
             Memory::Emulated(tensor) => {
                 let size = self.dtype.bytes();
                 let mut bytes = vec![0; len * size];
