@@ -4,7 +4,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyTuple;
-use warpwright::plan::{Plan, PlanCache, TensorSpec};
+use warpwright::plan::{Layout, Plan, PlanCache, TensorSpec};
 use warpwright::{DType, Error, Operation, RuntimeError, Stream, Tensor, TensorMut, TensorRef};
 
 use crate::array::{Argument, Array, Ordering, Site, stream_given};
@@ -346,6 +346,35 @@ impl<'py> Call<'py> {
         let strides = Vec8::collect(shape.iter().copied()).map(|shape| Vec8::row_major(&shape));
         let rank = || self.problem(Class::Shape, argument, "has more than 8 dimensions");
         Ok((output, strides.ok_or_else(rank)?))
+    }
+
+    /// An array of four dimensions that is written in place in part, of the type of `like`: on a GPU with strides as they are, of which
+    /// the last must be 1. Its layout, too.
+    pub(crate) fn updated_strided(
+        &self,
+        (argument, object): Named<'_, 'py>,
+        like: &Array<'py>,
+        shape: &[usize],
+    ) -> PyResult<(Output<'py>, Layout)> {
+        let mut array = self.read((argument, object))?;
+        array.expect_dtype(like.dtype)?;
+        array.expect_shape(shape)?;
+        array.expect_writable()?;
+        if self.place == Place::Host {
+            if !array.is_row_major() {
+                let what = "is written in place and must be in row-major order on the host";
+                return Err(self.problem(Class::Layout, argument, what));
+            }
+            array.strides = Vec8::row_major(&array.shape);
+        }
+        let last = array.strides.last().is_none_or(|stride| *stride == 1);
+        if !last || !overlap::has_distinct_elements(&array) {
+            let what =
+                "is written in place and must have a last stride of 1 and no elements that share memory";
+            return Err(self.problem(Class::Layout, argument, what));
+        }
+        let (flat, layout) = (Flat::shaped(&array).updated(), array.layout()?);
+        Ok((Output { flat, kind: Kind::Array(array.object.clone()), array: Some(array) }, layout))
     }
 
     fn made(&self, argument: &'static str, like: &Array<'py>, form: Form<'_>) -> PyResult<Output<'py>> {

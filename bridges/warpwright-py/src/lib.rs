@@ -19,7 +19,7 @@
 //! | `operators` `repeated` | operators of PyTorch's dispatcher without Python; direct calls of PyTorch that are repeated |
 //! | `images` `softmax` `matmul` `node` | the families, each of which turns keywords into a descriptor in one place |
 //! | `attention` `batch` `cast` `cross_entropy` `grouped` `groups` `local_response` `ops` `quantize` `recurrent` `rows` `scaled` | |
-//! | `causal_conv` `cells` `conv` `elementwise` `embedding` `optimizer` `parameter` `pool` `reduce` `resize` `rotary` `tensor_map` | |
+//! | `causal_conv` `cells` `conv` `elementwise` `embedding` `kv_cache` `optimizer` `parameter` `pool` `reduce` `resize` `rotary` `tensor_map` | |
 //! | `linear_cross_entropy` | |
 //! | `emulator` | `run` and `lint` |
 
@@ -47,6 +47,7 @@ mod groups;
 mod images;
 mod indices;
 mod interrupt;
+mod kv_cache;
 mod layouts;
 mod library;
 mod linear_cross_entropy;
@@ -111,6 +112,8 @@ mod _native {
     use crate::groups::{group_norm, group_norm_backward, instance_norm, instance_norm_backward};
     #[pymodule_export]
     use crate::indices::validate_indices;
+    #[pymodule_export]
+    use crate::kv_cache::append_kv_cache;
     #[pymodule_export]
     use crate::linear_cross_entropy::linear_cross_entropy;
     #[pymodule_export]

@@ -43,6 +43,7 @@
 //! | [`mod@embedding`] | rows of a table by their indices (index_select), and the gradient of the table in a fixed order | f32, f64, f16, bf16 |
 //! | [`mod@recurrent`] | lstm, gru, rnn over sequences, with layers, directions and lengths, and their gradients | f32, f64, f16, bf16 |
 //! | [`rotary`] | rotary_embedding of queries and keys, both pairings, by tables and positions, and its gradient | f32, f64, f16, bf16 |
+//! | [`kv_cache`] | append_kv_cache: new keys and values of sequences to the cache of attention, with rotary position embedding in the same launch | f32, f64, f16, bf16 |
 //! | [`softmax`] | softmax and log_softmax over any dimension, and their gradients | f32, f64, f16, bf16 |
 
 #![forbid(unsafe_code)]
@@ -63,6 +64,7 @@ pub mod gemm;
 pub mod group_norm;
 pub mod grouped_gemm;
 mod images;
+pub mod kv_cache;
 pub mod layer_norm;
 pub mod linear_cross_entropy;
 pub mod local_response_norm;
@@ -110,6 +112,7 @@ pub(crate) const FAMILIES: &[&catalogue::Family] = &[
     &resize::samples::FAMILY,
     &recurrent::samples::FAMILY,
     &rotary::samples::FAMILY,
+    &kv_cache::samples::FAMILY,
     &softmax::samples::FAMILY,
     &cross_entropy::samples::FAMILY,
     &linear_cross_entropy::samples::FAMILY,

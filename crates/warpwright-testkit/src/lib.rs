@@ -24,6 +24,7 @@ mod grouped_gemm;
 mod images;
 pub mod inputs;
 pub mod kernels;
+mod kv_cache;
 mod layer_norm;
 mod linear_cross_entropy;
 mod local_response_norm;
@@ -98,6 +99,7 @@ const FAMILIES: &[fn(Scope) -> Vec<Case>] = &[
     resize::cases,
     recurrent::cases,
     rotary::cases,
+    kv_cache::cases,
     softmax::cases,
     cross_entropy::cases,
     linear_cross_entropy::cases,

@@ -817,6 +817,22 @@ def rotary_embedding(q: _A, k: _Array | None, cos: _Array, sin: _Array, **option
 def rotary_embedding_backward(
     dq: _A, dk: _Array | None, cos: _Array, sin: _Array, **options: Unpack[_RotaryOptions]
 ) -> Any: ...
+def append_kv_cache(
+    k: _A,
+    v: _Array,
+    k_cache: _Array,
+    v_cache: _Array,
+    *,
+    key_lengths: _Array | None = None,
+    block_table: _Array | None = None,
+    q: _Array | None = None,
+    cos: _Array | None = None,
+    sin: _Array | None = None,
+    pairing: str = "half",
+    rotary_dim: int | None = None,
+    out: _Array | None = None,
+    stream: _Stream | None = None,
+) -> _A | None: ...
 def embedding(weight: _A, indices: _Array, *, out: _Array | None = None, stream: _Stream | None = None) -> _A: ...
 def embedding_backward(
     dy: _A,

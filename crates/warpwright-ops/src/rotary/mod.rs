@@ -27,7 +27,7 @@
 //! heads. Half types are computed in f32 and rounded once.
 
 mod functions;
-mod kernel;
+pub(crate) mod kernel;
 pub mod reference;
 pub(crate) mod samples;
 pub mod tuning;
@@ -161,27 +161,55 @@ struct Rotated {
     to: Layout,
 }
 
-impl RotaryDesc {
-    fn width(&self) -> usize {
-        if self.tables.repeated { self.rotary_dim } else { self.rotary_dim / 2 }
+/// Whether a tensor has one of some types.
+fn among(
+    op: &'static str,
+    tensor: &'static str,
+    got: DType,
+    expected: &'static [DType],
+) -> Result<(), PlanError> {
+    match expected.contains(&got) {
+        true => Ok(()),
+        false => Err(PlanError::DType { op, tensor, got, expected }),
+    }
+}
+
+impl RotaryTables {
+    /// Elements of a row.
+    pub(crate) fn width(&self, rotary_dim: usize) -> usize {
+        if self.repeated { rotary_dim } else { rotary_dim / 2 }
     }
 
-    fn check(&self) -> Result<(), PlanError> {
-        fn refused(name: &'static str, got: impl ToString, expected: &'static str) -> PlanError {
-            PlanError::refused(OP, name, got, expected)
-        }
-        PlanError::check_floats(OP, "q", self.dtype)?;
-        let table_types: &'static [DType] = match self.dtype {
+    /// Whether they have a type for queries and keys of `dtype`.
+    pub(crate) fn check_dtype(&self, op: &'static str, dtype: DType) -> Result<(), PlanError> {
+        let expected: &'static [DType] = match dtype {
             DType::F32 => &[DType::F32],
             DType::F64 => &[DType::F32, DType::F64],
             DType::F16 => &[DType::F32, DType::F16],
             _ => &[DType::F32, DType::BF16],
         };
-        let among = |tensor, got, expected: &'static [DType]| match expected.contains(&got) {
-            true => Ok(()),
-            false => Err(PlanError::DType { op: OP, tensor, got, expected }),
-        };
-        among("cos", self.tables.dtype, table_types)?;
+        among(op, "cos", self.dtype, expected)
+    }
+
+    /// Whether they can be addressed.
+    pub(crate) fn check_size(&self, op: &'static str, rotary_dim: usize) -> Result<(), PlanError> {
+        let width = self.width(rotary_dim);
+        let len = self.batch.checked_mul(self.rows).and_then(|n| n.checked_mul(width));
+        if len.and_then(|n| n.checked_mul(8)).is_none_or(|n| i64::try_from(n).is_err()) {
+            let got = format!("[{}, {}, {width}]", self.batch, self.rows);
+            return Err(PlanError::refused(op, "tables", got, "a tensor that can be addressed"));
+        }
+        Ok(())
+    }
+}
+
+impl RotaryDesc {
+    fn check(&self) -> Result<(), PlanError> {
+        fn refused(name: &'static str, got: impl ToString, expected: &'static str) -> PlanError {
+            PlanError::refused(OP, name, got, expected)
+        }
+        PlanError::check_floats(OP, "q", self.dtype)?;
+        self.tables.check_dtype(OP, self.dtype)?;
         let [batch, steps, _, head_dim] = self.q.shape;
         let expected = "even, from 2 to head_dim";
         if !(2..=head_dim).contains(&self.rotary_dim) || !self.rotary_dim.is_multiple_of(2) {
@@ -218,7 +246,7 @@ impl RotaryDesc {
         }
         self.check_tables(batch, steps)?;
         let Some(RotaryPositions { dtype, batch: of_positions }) = self.positions else { return Ok(()) };
-        among("positions", dtype, &[DType::I64, DType::I32])?;
+        among(OP, "positions", dtype, &[DType::I64, DType::I32])?;
         if ![1, batch].contains(&of_positions) {
             return Err(refused("positions.batch", of_positions, "1 or the batch of the queries"));
         }
@@ -239,17 +267,12 @@ impl RotaryDesc {
             let got = format!("{} for {steps} steps", tables.rows);
             return Err(PlanError::refused(OP, "tables.rows", got, "a row for each step"));
         }
-        let len = tables.batch.checked_mul(tables.rows).and_then(|n| n.checked_mul(self.width()));
-        if len.and_then(|n| n.checked_mul(8)).is_none_or(|n| i64::try_from(n).is_err()) {
-            let got = format!("[{}, {}, {}]", tables.batch, tables.rows, self.width());
-            return Err(PlanError::refused(OP, "tables", got, "a tensor that can be addressed"));
-        }
-        Ok(())
+        tables.check_size(OP, self.rotary_dim)
     }
 
     /// The specifications of the tables and the positions.
     fn angles(&self) -> Vec<crate::tensors::SlotSpec> {
-        let len = self.tables.batch * self.tables.rows * self.width();
+        let len = self.tables.batch * self.tables.rows * self.tables.width(self.rotary_dim);
         let positions = self.positions.unwrap_or(RotaryPositions { dtype: DType::I64, batch: 0 });
         vec![
             RotaryAngles::cos.holds(self.tables.dtype, len),
@@ -317,7 +340,7 @@ impl RotaryDesc {
             heads: small(of.from.shape[2]),
         });
         let per_batch = |batch: usize, len: usize| if batch > 1 { len as u64 } else { 0 };
-        let positions = self.positions;
+        let (positions, width) = (self.positions, self.tables.width(self.rotary_dim));
         kernel::Args {
             q,
             k,
@@ -336,8 +359,8 @@ impl RotaryDesc {
             rotary_dim: small(self.rotary_dim),
             head_dim: small(head_dim),
             rows: self.tables.rows as u64,
-            row_len: small(self.width()),
-            table_stride: per_batch(self.tables.batch, self.tables.rows * self.width()),
+            row_len: small(width),
+            table_stride: per_batch(self.tables.batch, self.tables.rows * width),
             position_stride: per_batch(positions.map_or(1, |positions| positions.batch), steps),
             inverse: u32::from(inverse),
         }

@@ -41,10 +41,10 @@ impl Config {
     }
 
     /// Whether heads and their halves consist of whole vectors.
-    fn fits(self, desc: &RotaryDesc, layouts: &[Layout]) -> bool {
-        let (width, head_dim) = (self.width as usize, desc.q.shape[3]);
-        let rest = head_dim - desc.rotary_dim;
-        let whole = (desc.rotary_dim / 2).is_multiple_of(width) && rest.is_multiple_of(width);
+    fn fits(self, [rotary_dim, head_dim]: [usize; 2], layouts: &[Layout]) -> bool {
+        let width = self.width as usize;
+        let rest = head_dim - rotary_dim;
+        let whole = (rotary_dim / 2).is_multiple_of(width) && rest.is_multiple_of(width);
         let of_vectors = |layout: &Layout| {
             let mut axes = layout.shape[..3].iter().zip(&layout.strides);
             axes.all(|(extent, stride)| *extent < 2 || stride % i64::from(self.width) == 0)
@@ -67,14 +67,26 @@ pub fn all(dtype: DType) -> Vec<Config> {
 
 /// Layouts of a descriptor whose tensors lie like `layouts`, best first; the last one takes any alignment.
 pub fn configs(desc: &RotaryDesc, layouts: &[Layout]) -> Vec<Config> {
+    let sizes = [desc.rotary_dim, desc.q.shape[3]];
+    configs_for(desc.dtype, desc.pairing, desc.tables.repeated, sizes, layouts)
+}
+
+/// Layouts for heads of which the first `rotary_dim` of `head_dim` elements are rotated, with tables of whole rows or repeated ones.
+pub(crate) fn configs_for(
+    dtype: DType,
+    pairing: Pairing,
+    repeated: bool,
+    sizes: [usize; 2],
+    layouts: &[Layout],
+) -> Vec<Config> {
     // Rows of two halves begin with the numbers, like those without the second half.
-    let repeated = desc.tables.repeated && desc.pairing == Pairing::Interleaved;
-    let kind = |config: &Config| config.pairing == desc.pairing && config.repeated == repeated;
-    all(desc.dtype).into_iter().filter(|config| kind(config) && config.fits(desc, layouts)).collect()
+    let repeated = repeated && pairing == Pairing::Interleaved;
+    let kind = |config: &Config| config.pairing == pairing && config.repeated == repeated;
+    all(dtype).into_iter().filter(|config| kind(config) && config.fits(sizes, layouts)).collect()
 }
 
 /// Heads of a thread, when one head of all tokens takes `threads` threads: one round if that leaves the device short of threads.
-pub fn heads_per_thread(threads: usize, heads: [usize; 2], target: Target) -> usize {
+pub fn heads_per_thread<const N: usize>(threads: usize, heads: [usize; N], target: Target) -> usize {
     let busy = DeviceLimits::of(target).multiprocessors as usize * RESIDENT;
     let groups: usize = heads.into_iter().map(|heads| heads.div_ceil(MOST_HEADS)).sum();
     if threads.saturating_mul(groups) >= busy { MOST_HEADS } else { UNROLL as usize }

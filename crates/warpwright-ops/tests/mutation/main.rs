@@ -8,6 +8,7 @@ mod elementwise;
 mod embedding;
 mod gradients;
 mod harness;
+mod kv_cache;
 mod norms;
 mod optimizer;
 mod parts;

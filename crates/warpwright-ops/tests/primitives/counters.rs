@@ -25,6 +25,7 @@ use warpwright_ops::embedding::{EmbeddingBackwardDesc, EmbeddingDesc};
 use warpwright_ops::gemm::GemmDesc;
 use warpwright_ops::group_norm::{GroupNormBackwardDesc, GroupNormDesc, GroupShape};
 use warpwright_ops::grouped_gemm::GroupedGemmDesc;
+use warpwright_ops::kv_cache::{AppendKvCacheDesc, CacheRotation};
 use warpwright_ops::layer_norm::{RowNorm, RowNormBackwardDesc, RowNormDesc};
 use warpwright_ops::linear_cross_entropy::LinearCrossEntropyDesc;
 use warpwright_ops::local_response_norm::{
@@ -68,7 +69,7 @@ const ROW: usize = 4096;
 /// channels, which lie one after the other, for a few elements of each. The seed of dropout has 64 bits and is the same for all lanes,
 /// which counts once for each half of a warp, and so do the numbers of an optimizer's step. Lanes that rotate two groups of heads of a token read the same row of a table. Indices are
 /// sorted by a binary search and by scattering them.
-const GATHERS: [&str; 21] = [
+const GATHERS: [&str; 22] = [
     "quantize_nested forward",
     "attention forward",
     "attention backward",
@@ -85,6 +86,7 @@ const GATHERS: [&str; 21] = [
     "dropout_add forward",
     "rotary_embedding forward",
     "rotary_embedding backward",
+    "append_kv_cache forward",
     "embedding backward",
     "argmin forward",
     "adamw forward",
@@ -122,6 +124,7 @@ fn count<O: Operation>(plan: &Plan<O>) -> Counters {
             Access::Read => {
                 // Groups of 60 rows, which end within tiles.
                 let values = match spec.name {
+                    "key_lengths" => vec![200.0; spec.len],
                     "ends" => (1..=spec.len).map(|group| 60.0 * group as f64).collect(),
                     // Every second row once, and one row as often as all of them.
                     "indices" if spec.dtype == DType::I32 => {
@@ -256,6 +259,7 @@ fn every_primitive() -> Vec<(String, Counters)> {
         add(forward.op(), "backward", count(&backward.plan(TARGET).expect("plan")));
     }
     rotary(&mut add);
+    append_kv_cache(&mut add);
     let (group_size, order) = (64, NibbleOrder::HighFirst);
     for scheme in Scheme::ALL {
         let to = QuantizeDesc { scheme, dtype, group_size, order, len }.plan(TARGET).expect("plan");
@@ -323,6 +327,25 @@ fn rotary(add: &mut dyn FnMut(&str, &str, Counters)) {
     add(plan.op(), "forward", count(&plan));
     let plan = RotaryBackwardDesc { forward }.plan(TARGET).expect("plan");
     add(plan.op(), "backward", count(&plan));
+}
+
+/// The same heads on their way to a cache in which they are the last keys.
+fn append_kv_cache(add: &mut dyn FnMut(&str, &str, Counters)) {
+    let of = |rows, heads| Layout4::contiguous([1, rows, heads, 128]);
+    let tables = RotaryTables { dtype: DTYPE, batch: 1, rows: 256, repeated: false };
+    let desc = AppendKvCacheDesc {
+        dtype: DTYPE,
+        q: Some([of(64, 8); 2]),
+        k: of(64, 4),
+        v: of(64, 4),
+        k_cache: of(256, 4),
+        v_cache: of(256, 4),
+        rotation: Some(CacheRotation { pairing: Pairing::Half, rotary_dim: 128, tables }),
+        key_lengths: true,
+        paged: None,
+    };
+    let plan = desc.plan(TARGET).expect("plan");
+    add(plan.op(), "forward", count(&plan));
 }
 
 /// Whole tiles and a part of one, under a causal mask.

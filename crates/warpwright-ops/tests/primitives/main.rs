@@ -18,6 +18,7 @@ mod gemm_f32;
 mod gradients;
 mod group_norm;
 mod grouped_gemm;
+mod kv_cache;
 mod linear_cross_entropy;
 mod null_device;
 mod optimizer;

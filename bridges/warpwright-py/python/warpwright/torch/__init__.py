@@ -23,6 +23,7 @@ from ._embedding import embedding
 from ._graphs import graphed
 from ._grouped import grouped_mm
 from ._groups import group_norm, instance_norm
+from ._kv_cache import append_kv_cache
 from ._linear_cross_entropy import linear_cross_entropy
 from ._local_response import local_response_norm
 from ._matmul import addmm, baddbmm, int_mm, linear, matmul, scaled_mm
@@ -80,6 +81,7 @@ __all__ = [
     "add_layer_norm",
     "add_rms_norm",
     "addmm",
+    "append_kv_cache",
     "apply_rotary_pos_emb",
     "attention",
     "attention_qkvpacked",

@@ -115,7 +115,7 @@ class Operator:
         """Puts a function without Python behind the operator `name` on GPUs, if this PyTorch has the interface for it. Calls that are
         like none before go to `run`, by way of an operator of its own."""
         results, in_python = self.results, f"{name}_in_python"
-        if "Tensor[]" in self.schema.split("->")[1]:
+        if not results or "Tensor[]" in self.schema.split("->")[1]:
             return False
         if not implement_operator(_NAMESPACE, name, self._types, results, f"{_NAMESPACE}::{in_python}", "CUDA"):
             return False

@@ -1,0 +1,212 @@
+//! `append_kv_cache` as a Python function.
+
+use pyo3::prelude::*;
+use warpwright::DType;
+use warpwright::attention::{Paged, check_block_table, check_key_lengths};
+use warpwright::kv_cache::{AppendKvCacheArgs, AppendKvCacheDesc, CacheRotation};
+use warpwright::plan::{Layout, PlanCache};
+use warpwright::rotary::{Pairing, RotaryTables};
+
+use crate::array::Array;
+use crate::call::{Call, present};
+use crate::error::{self, Class, Problem};
+use crate::indices::known_i32;
+use crate::library::{Maybe, Object};
+
+const OP: &str = "append_kv_cache";
+
+/// The arguments besides keys, values and their caches.
+struct Options<'a, 'py> {
+    key_lengths: Maybe<'a, 'py>,
+    block_table: Maybe<'a, 'py>,
+    q: Maybe<'a, 'py>,
+    cos: Maybe<'a, 'py>,
+    sin: Maybe<'a, 'py>,
+    pairing: &'a str,
+    rotary_dim: Option<usize>,
+    out: Maybe<'a, 'py>,
+    stream: Maybe<'a, 'py>,
+}
+
+/// The tables of a rotation, and what it is.
+type Angles<'py> = ([Array<'py>; 2], CacheRotation);
+
+/// How keys with heads of `head_dim` elements are rotated, if they are.
+fn angles<'py>(call: &Call<'py>, head_dim: usize, o: &Options<'_, 'py>) -> PyResult<Option<Angles<'py>>> {
+    let (cos, sin) = match (o.cos, o.sin) {
+        (Some(cos), Some(sin)) => (cos, sin),
+        (None, None) => return Ok(None),
+        (Some(given), _) | (_, Some(given)) => {
+            let missing = if o.cos.is_none() { "cos" } else { "sin" };
+            let message = format!("{OP}: {missing} is missing beside the other");
+            return Err(Problem::new(given.py(), Class::Argument, message).at(OP, missing).into_err());
+        }
+    };
+    let pairing = match o.pairing {
+        "half" => Pairing::Half,
+        "interleaved" => Pairing::Interleaved,
+        other => {
+            let expected = "'half' or 'interleaved'";
+            let message = format!("{OP}: pairing is '{other}', expected {expected}");
+            let problem = Problem::new(cos.py(), Class::Parameter, message).at(OP, "pairing");
+            return Err(problem.mismatch(expected, other).into_err());
+        }
+    };
+    let mut cos = call.row_major(call.read(("cos", cos))?)?;
+    let mut sin = call.small(("sin", sin), cos.dtype, &cos.shape)?;
+    let [rows, width] = cos.extents()?;
+    let rotary_dim = o.rotary_dim.unwrap_or(head_dim);
+    if width != rotary_dim && width.checked_mul(2) != Some(rotary_dim) {
+        return Err(error::shape(cos.object.py(), OP, "cos", &[rows, rotary_dim / 2], &cos.shape));
+    }
+    (cos.shaped, sin.shaped) = (true, true);
+    let tables = RotaryTables { dtype: cos.dtype, batch: 1, rows, repeated: width == rotary_dim };
+    Ok(Some(([cos, sin], CacheRotation { pairing, rotary_dim, tables })))
+}
+
+/// A further argument of integers, in row-major order.
+fn integers<'py>(
+    call: &Call<'py>,
+    argument: &'static str,
+    object: Maybe<'_, 'py>,
+) -> PyResult<Option<Array<'py>>> {
+    let Some(object) = object else { return Ok(None) };
+    let array = call.read((argument, object))?;
+    array.expect_dtype(DType::I32)?;
+    call.row_major(array).map(Some)
+}
+
+/// Checks key lengths and block table, where they are to be looked at.
+fn check<'py>(
+    call: &Call<'py>,
+    (key_lengths, block_table): (Option<&Array<'py>>, Option<&Array<'py>>),
+    desc: &AppendKvCacheDesc,
+) -> PyResult<()> {
+    let [count, rows, ..] = desc.k_cache.shape;
+    let capacity = desc.paged.map_or(rows, |paged| paged.pages.saturating_mul(rows));
+    let lengths = match key_lengths {
+        Some(array) => known_i32(array, call.stream())?,
+        None => Some(vec![i32::try_from(desc.k.shape[1]).unwrap_or(i32::MAX); desc.k.shape[0]]),
+    };
+    let Some(lengths) = lengths else { return Ok(()) };
+    check_key_lengths(&lengths, capacity).map_err(|e| call.raise(e))?;
+    let Some((table, pages)) = block_table.zip(desc.paged) else { return Ok(()) };
+    match known_i32(table, call.stream())? {
+        Some(table) => check_block_table(&table, pages, &lengths, rows, count).map_err(|e| call.raise(e)),
+        None => Ok(()),
+    }
+}
+
+fn append<'py>(
+    [k, v]: [&Object<'py>; 2],
+    [k_cache, v_cache]: [&Object<'py>; 2],
+    o: &Options<'_, 'py>,
+) -> PyResult<Option<Object<'py>>> {
+    static PLANS: PlanCache<AppendKvCacheDesc> = PlanCache::new();
+    let (call, k) = Call::new(OP, ("k", k), o.stream)?;
+    let k = call.shaped(k)?;
+    let of_k = k.layout()?;
+    let [batch, steps, heads, head_dim] = of_k.shape;
+    let further = |argument, object| -> PyResult<Array<'py>> {
+        let array = call.read((argument, object))?;
+        array.expect_dtype(k.dtype)?;
+        call.shaped(array)
+    };
+    let v = further("v", v)?;
+    let of_v = v.layout()?;
+    let value_dim = of_v.shape[3];
+    v.expect_shape(&[batch, steps, heads, value_dim])?;
+    let q = o.q.map(|q| further("q", q)).transpose()?;
+    let of_q = q.as_ref().map(|q| q.layout()).transpose()?;
+    if let Some((q, of_q)) = q.as_ref().zip(of_q) {
+        q.expect_shape(&[batch, steps, of_q.shape[2], head_dim])?;
+    }
+    let angles = angles(&call, head_dim, o)?;
+    if q.is_some() && angles.is_none() {
+        let message = format!("{OP}: q is given without cos and sin, by which it is rotated");
+        return Err(Problem::new(k.object.py(), Class::Argument, message).at(OP, "q").into_err());
+    }
+    let key_lengths = integers(&call, "key_lengths", o.key_lengths)?;
+    let block_table = integers(&call, "block_table", o.block_table)?;
+    if let Some(lengths) = &key_lengths {
+        lengths.expect_shape(&[batch])?;
+    }
+    let paged = block_table.as_ref().map(|table| table.extents().map(|[_, pages]| Paged { pages }));
+    let paged = paged.transpose()?;
+    if let Some((table, paged)) = block_table.as_ref().zip(paged) {
+        table.expect_shape(&[batch, paged.pages])?;
+    }
+    let [outer, rows, ..]: [usize; 4] = call.read(("k_cache", k_cache))?.extents()?;
+    let outer = if paged.is_some() { outer } else { batch };
+    let cache =
+        |argument, object, width| call.updated_strided((argument, object), &k, &[outer, rows, heads, width]);
+    let (to_k, of_k_cache) = cache("k_cache", k_cache, head_dim)?;
+    let (to_v, of_v_cache) = cache("v_cache", v_cache, value_dim)?;
+    let rotated = of_q.map(|of_q| {
+        let (y, strides) = call.strided_output(("out", o.out), &k, &of_q.shape)?;
+        PyResult::Ok((y, Layout { strides: strides[..].try_into().unwrap_or_default(), ..of_q }))
+    });
+    let (y, of_y) = rotated.transpose()?.unzip();
+    let (tables, rotation) = angles.unzip();
+    let desc = AppendKvCacheDesc {
+        dtype: k.dtype,
+        q: of_q.zip(of_y).map(|(from, to)| [from, to]),
+        k: of_k,
+        v: of_v,
+        k_cache: of_k_cache,
+        v_cache: of_v_cache,
+        rotation,
+        key_lengths: key_lengths.is_some(),
+        paged,
+    };
+    check(&call, (key_lengths.as_ref(), block_table.as_ref()), &desc)?;
+    let plan = call.plan(&PLANS, &desc)?;
+    let [cos, sin] = [0, 1].map(|which| tables.as_ref().map(|tables| &tables[which]));
+    let inputs = [q.as_ref(), Some(&k), Some(&v), cos, sin, key_lengths.as_ref(), block_table.as_ref()];
+    let outputs = [y, Some(to_k), Some(to_v)];
+    let [y, ..] = call.run_some(inputs, outputs, move |stream, inputs, [q_rotated, k_cache, v_cache]| {
+        let [q, k, v, cos, sin, key_lengths, block_table] = inputs;
+        let (k, v, k_cache, v_cache) = (present(k), present(v), present(k_cache), present(v_cache));
+        let args =
+            AppendKvCacheArgs { q, k, v, cos, sin, key_lengths, block_table, q_rotated, k_cache, v_cache };
+        Ok(plan.launch(stream, args)?)
+    })?;
+    Ok(y)
+}
+
+/// Writes the next keys and values of sequences to the cache that `attention` reads, with rotary position embedding in the same launch.
+///
+/// k, v: [batch, steps, num_kv_heads, head_dim], of which v may have another head_dim; float32, float64, float16 or bfloat16, any strides
+/// whose last is 1 (else they are copied). k_cache, v_cache: [batch, capacity, num_kv_heads, head_dim], written in place, any strides whose
+/// last is 1. key_lengths: int32, [batch], the keys of each sequence with the new ones, as attention takes them: the last new token is the last key.
+/// Without, the new tokens are all that a sequence has. block_table: int32, [batch, pages of a sequence], where k_cache and v_cache are
+/// pages [pages, rows, num_kv_heads, head_dim] with rows a power of two from 16 on.
+///
+/// cos, sin: [rows, rotary_dim / 2], or [rows, rotary_dim] with each number twice, float32 or the dtype of k: keys are rotated by the angle of
+/// their position. pairing, rotary_dim: as of `rotary_embedding`. q: [batch, steps, heads, head_dim], rotated by the same angles; then the result is
+/// the rotated queries, in row-major order or in `out`, which may be q itself. Otherwise it is None. A position without a row gives NaN.
+///
+/// On a GPU tokens without a place are not written: of a negative position (a sequence of length 0 keeps its place in the batch), behind the
+/// last key that has a place, or in a page that there is not. On the host such lengths and pages are refused, but for lengths from 0 on; see
+/// `validate_indices`. Lengths and pages are read on the GPU, so that a CUDA graph can run again with others.
+#[pyfunction]
+#[pyo3(signature = (k, v, k_cache, v_cache, *, key_lengths=None, block_table=None, q=None, cos=None, sin=None, pairing="half", rotary_dim=None, out=None, stream=None))]
+#[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
+pub(crate) fn append_kv_cache<'py>(
+    k: &Object<'py>,
+    v: &Object<'py>,
+    k_cache: &Object<'py>,
+    v_cache: &Object<'py>,
+    key_lengths: Maybe<'_, 'py>,
+    block_table: Maybe<'_, 'py>,
+    q: Maybe<'_, 'py>,
+    cos: Maybe<'_, 'py>,
+    sin: Maybe<'_, 'py>,
+    pairing: &str,
+    rotary_dim: Option<usize>,
+    out: Maybe<'_, 'py>,
+    stream: Maybe<'_, 'py>,
+) -> PyResult<Option<Object<'py>>> {
+    let options = Options { key_lengths, block_table, q, cos, sin, pairing, rotary_dim, out, stream };
+    append([k, v], [k_cache, v_cache], &options)
+}

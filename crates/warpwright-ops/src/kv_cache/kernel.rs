@@ -1,0 +1,137 @@
+//! The kernel: a thread has two vectors of each of some heads of a new token, of queries and keys, which it rotates, or of values.
+
+use warpwright_dsl::divide::DivisorArgs;
+use warpwright_dsl::kernel_args;
+use warpwright_dsl::prelude::*;
+
+use super::OP;
+use crate::rotary::kernel::{Group, Heads, HeadsArgs, Rotate, Rotation};
+use crate::rotary::tuning::THREADS;
+
+kernel_args! {
+    /// Keys of each sequence with the new ones, and the pages where they lie: `capacity` keys of a sequence have a place in pages of
+    /// `1 << shift` keys, of which there are `count`; without a table a sequence is a page.
+    pub(super) struct CacheArgs => Cache {
+        lengths: Optional<In<i32>>, table: Optional<In<i32>>, pages: u32, shift: u32, capacity: u32, count: u32,
+    }
+}
+
+kernel_args! {
+    /// Threads are numbered by batch, step, and what they have of a token: first a group of `group` heads of queries or keys and a chunk
+    /// of a head, as in the kernel that rotates alone, `of_keys` of them; then the same of values, whose chunks are copied.
+    pub(super) struct Args => Params {
+        q: HeadsArgs, k: HeadsArgs, v: HeadsArgs, cos: In<Elem>, sin: In<Elem>, cache: CacheArgs,
+        threads: u32, units: DivisorArgs, steps: DivisorArgs, chunks: DivisorArgs, value_chunks: DivisorArgs,
+        of_keys: u32, rotating: u32, copying: u32, value_copying: u32, q_groups: u32, group: u32,
+        rotary_dim: u32, head_dim: u32, value_dim: u32, rows: u64, row_len: u32,
+    }
+}
+
+/// The kernel with the configuration of one that rotates.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Append(pub(super) Rotate);
+
+/// A new token: batch and step, its position in its sequence, and where in the cache it goes, if it has a place there.
+#[derive(Clone, Copy)]
+struct Token<'k> {
+    at: [U32<'k>; 2],
+    position: I64<'k>,
+    place: [U32<'k>; 2],
+    fits: Pred<'k>,
+}
+
+impl<'k> Cache<'k> {
+    /// The token of these numbers of the `steps` that are new.
+    fn token(self, k: K<'k>, [batch, step]: [U32<'k>; 2], steps: U32<'k>) -> Token<'k> {
+        let length = k.if_else(
+            self.lengths.is_given(),
+            || self.lengths.value.at(batch).get::<i32>().to_i64(),
+            || steps.to_u64().to_i64(),
+        );
+        let position = length - steps.to_u64().to_i64() + step.to_u64().to_i64();
+        let inside = position.ge(0) & position.lt(self.capacity.to_u64().to_i64());
+        let paged = self.table.is_given();
+        let row = inside.select(position.to_u64(), 0).to_u32();
+        let number = row >> self.shift;
+        let entry = self.table.value.at(batch.mad_wide(self.pages, number.to_u64()));
+        let found = entry.only_where(paged & inside, Fill::Zero).get::<i32>();
+        let page = paged.select(found.to_u32(), batch);
+        let within = paged.select(row - (number << self.shift), row);
+        // A negative number is a large one.
+        let fits = inside & page.lt(self.count);
+        Token { at: [batch, step], position, place: [page, within], fits }
+    }
+}
+
+impl AccumulateKernel for Append {
+    type Args = Args;
+
+    fn spec(&self) -> KernelSpec {
+        self.0.spec_of(OP)
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: Params<'k>) {
+        k.after_previous_grid();
+        let thread = k.block_idx_x() * THREADS + k.thread_idx();
+        k.if_(thread.lt(a.threads), || {
+            let (number, unit) = a.units.divide(thread);
+            let (batch, step) = a.steps.divide(number);
+            let token = a.cache.token(k, [batch, step], a.steps.divisor);
+            k.if_else(
+                unit.lt(a.of_keys),
+                || self.heads::<A>(k, a, token, unit),
+                || self.values::<A>(k, a, token, unit - a.of_keys),
+            );
+        });
+    }
+}
+
+impl Append {
+    /// Heads of queries, which stay where they are, or of keys, which go to the cache.
+    fn heads<'k, A: Accumulate>(&self, k: K<'k>, a: Params<'k>, token: Token<'k>, unit: U32<'k>) {
+        let (rotate, (group, chunk)) = (self.0, a.chunks.divide(unit));
+        let of_q = group.lt(a.q_groups);
+        let of = a.q.or(of_q, a.k);
+        let group = of_q.select(group, group - a.q_groups);
+        let to = of_q.select_all(&token.at, &token.place);
+        let heads = Group { to, written: Some(of_q | token.fits), ..some_of(of, token, group, a.group) };
+        let rotation = Rotation {
+            cos: a.cos,
+            sin: a.sin,
+            rows: a.rows,
+            row_len: a.row_len,
+            of_batch: None,
+            rotary_dim: a.rotary_dim,
+            inverse: None,
+        };
+        k.if_else(
+            chunk.lt(a.rotating),
+            || {
+                let angles = rotate.angles::<A>(rotation, token.position, chunk);
+                let chunk = rotate.rotating(rotation, chunk);
+                rotate.each(k, heads, &chunk, |x| rotate.rotated(k, &angles, x));
+            },
+            || {
+                let chunk = rotate.copying(chunk - a.rotating, a.rotary_dim, a.copying, a.head_dim);
+                // In place they are there.
+                let elsewhere = of.x.data.address().ne(of.y.data.address());
+                k.if_(elsewhere, || rotate.each::<A>(k, heads, &chunk, |x| x));
+            },
+        );
+    }
+
+    /// Heads of values, which go to the cache as they are.
+    fn values<'k, A: Accumulate>(&self, k: K<'k>, a: Params<'k>, token: Token<'k>, unit: U32<'k>) {
+        let (rotate, (group, chunk)) = (self.0, a.value_chunks.divide(unit));
+        let chunk = rotate.copying(chunk, k.lit(0u32), a.value_copying, a.value_dim);
+        let heads = some_of(a.v, token, group, a.group);
+        rotate.each::<A>(k, heads, &chunk, |x| x);
+    }
+}
+
+/// A group of heads of a token on their way to the cache.
+fn some_of<'k>(of: Heads<'k>, token: Token<'k>, group: U32<'k>, each: U32<'k>) -> Group<'k> {
+    let first = group * each;
+    let end = (first + each).min(of.heads);
+    Group { of, from: token.at, to: token.place, written: Some(token.fits), first, end }
+}

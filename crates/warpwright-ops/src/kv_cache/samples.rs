@@ -1,0 +1,73 @@
+//! The family's rows of the catalogue, its descriptors from options, and the kernels of each primitive.
+
+use warpwright_ptx::kernel::Kernel;
+use warpwright_ptx::{DType, Target};
+
+use super::{AppendKvCacheDesc, CacheRotation, OP, kernel};
+use crate::PlanError;
+use crate::attention::Paged;
+use crate::catalogue::{Asked, Direction, Entry, Family, Planned, TARGETS};
+use crate::plan::{self, Layout};
+use crate::rotary::kernel::Rotate;
+use crate::rotary::{RotaryTables, tuning};
+
+/// The family.
+pub(crate) const FAMILY: Family = Family { name: "kv_cache", aliases: &[], entries, plan, kernels };
+
+/// Heads and elements of a head where nothing is said.
+const HEADS: usize = 8;
+const HEAD_DIM: usize = 128;
+
+/// The family's rows of the catalogue.
+fn entries() -> Vec<Entry> {
+    vec![Entry { op: OP, direction: Direction::Forward, dtypes: &DType::FLOATS, targets: &TARGETS }]
+}
+
+/// Plans what is asked for: `steps` new tokens of each sequence, with rotary position embedding.
+fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
+    let o = &asked.options;
+    let head_dim = o.head_dim().unwrap_or(HEAD_DIM);
+    let value_dim = o.value_head_dim().unwrap_or(head_dim);
+    let heads = o.heads().unwrap_or(HEADS);
+    let num_kv_heads = o.num_kv_heads().unwrap_or(heads);
+    let batch = o.batch().unwrap_or(1);
+    let of_step = batch.saturating_mul(heads).saturating_mul(head_dim).max(1);
+    let steps = o.steps().unwrap_or((asked.len / of_step).max(1));
+    let capacity = o.keys().unwrap_or(steps);
+    let paged = o.page_size().map(|rows| Paged { pages: capacity.div_ceil(rows.max(1)) });
+    // Every sequence has pages of its own.
+    let of_cache = match (o.page_size(), paged) {
+        (Some(rows), Some(Paged { pages })) => [batch.saturating_mul(pages), rows],
+        _ => [batch, capacity],
+    };
+    let of = |[batch, rows]: [usize; 2], heads, width| Layout::contiguous([batch, rows, heads, width]);
+    let q = of([batch, steps], heads, head_dim);
+    asked.plan(&AppendKvCacheDesc {
+        dtype: asked.dtype,
+        q: Some([q; 2]),
+        k: of([batch, steps], num_kv_heads, head_dim),
+        v: of([batch, steps], num_kv_heads, value_dim),
+        k_cache: of(of_cache, num_kv_heads, head_dim),
+        v_cache: of(of_cache, num_kv_heads, value_dim),
+        rotation: Some(CacheRotation {
+            pairing: o.pairing().unwrap_or_default(),
+            rotary_dim: o.rotary_dim().unwrap_or(head_dim),
+            tables: RotaryTables {
+                dtype: o.table_dtype().map_or(asked.dtype, |dtype| dtype.0),
+                batch: 1,
+                rows: capacity,
+                repeated: o.repeated_tables().is_some(),
+            },
+        }),
+        key_lengths: o.key_lengths().is_some(),
+        paged,
+    })
+}
+
+/// Every kernel that a plan can hold.
+fn kernels(_: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
+    let tables = if dtype == DType::F32 { vec![dtype] } else { vec![dtype, DType::F32] };
+    let all = tables.into_iter().flat_map(|table| tuning::all(dtype).into_iter().map(move |c| (table, c)));
+    let of = |(table, config)| plan::recorded(OP, &kernel::Append(Rotate { dtype, table, config }), target);
+    all.map(of).collect()
+}
