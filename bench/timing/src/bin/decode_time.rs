@@ -1,7 +1,7 @@
-//! Times attention of one query and many keys with every kernel that there is for it, in microseconds and TB/s with cold caches:
-//! 32 heads of 128 elements, 8 of keys, bf16.
+//! Times attention of one or a few queries, the last of a causal sequence, and many keys with every kernel that there is for it, in
+//! microseconds and TB/s with cold caches: 32 heads of 128 elements, 8 of keys, bf16.
 //!
-//!     cargo run --release -p warpwright-timing --bin decode_time [-- BATCH,KEYS ...]
+//!     cargo run --release -p warpwright-timing --bin decode_time [-- BATCH,KEYS[,QUERIES] ...]
 //!
 //! `-- text DIRECTORY` writes the kernels' PTX instead.
 
@@ -12,9 +12,19 @@ use warpwright::{DType, Device, Error, Operation, Plan, Stream, Target, Tensor};
 const HEADS: usize = 32;
 const KEY_HEADS: usize = 8;
 const WIDTH: usize = 128;
-const CASES: [[usize; 2]; 4] = [[1, 8192], [1, 65536], [32, 8192], [8, 65536]];
+/// Batch, keys and queries.
+const CASES: [[usize; 3]; 8] = [
+    [1, 8192, 1],
+    [1, 65536, 1],
+    [32, 8192, 1],
+    [8, 65536, 1],
+    [1, 65536, 4],
+    [1, 65536, 8],
+    [1, 65536, 16],
+    [32, 8192, 8],
+];
 /// Memory that is read in front of a launch, so that nothing of its keys is in the caches and the host is far ahead.
-const FLUSH: [usize; 2] = [1, 131_072];
+const FLUSH: [usize; 3] = [1, 131_072, 1];
 const SAMPLES: usize = 21;
 /// A prime number: no two heads are alike.
 const PERIOD: usize = 1_000_003;
@@ -40,22 +50,26 @@ fn normal(len: usize) -> Vec<u8> {
 }
 
 /// Keys and values `[batch, keys, heads, head_dim]`, or `[batch, heads, keys, head_dim]`.
-fn desc([batch, keys]: [usize; 2], heads_first: bool) -> AttentionDesc {
-    let q = Layout::contiguous([batch, 1, HEADS, WIDTH]);
+fn desc([batch, keys, queries]: [usize; 3], heads_first: bool) -> AttentionDesc {
+    let q = Layout::contiguous([batch, queries, HEADS, WIDTH]);
     let mut k = Layout::contiguous([batch, keys, KEY_HEADS, WIDTH]);
     if heads_first {
         let of_head = (keys * WIDTH) as i64;
         k.strides = [KEY_HEADS as i64 * of_head, WIDTH as i64, of_head, 1];
     }
-    AttentionDesc { dtype: DType::BF16, q, k, v: k, o: q, options: AttentionOptions::default() }
+    let options = AttentionOptions { causal: queries > 1, ..AttentionOptions::default() };
+    AttentionDesc { dtype: DType::BF16, q, k, v: k, o: q, options }
 }
 
 /// The plan that tuning chooses, and those with each layout of blocks and numbers of parts for which all multiprocessors have
 /// something to do.
 fn plans(desc: &AttentionDesc, target: Target) -> Vec<Plan<AttentionDesc>> {
     let mut all: Vec<_> = desc.plan(target).into_iter().collect();
-    let streams = tuning::tma_layouts(desc.dtype, target, WIDTH, usize::MAX);
-    let streams = streams.into_iter().map(tuning::DecodeConfig::Tma);
+    let rows = (desc.q.shape[1] * HEADS / KEY_HEADS) as u64;
+    // What has fewer rows goes over the keys several times.
+    let all_rows = [16, 32, 64, 128].into_iter().filter(|some| *some < rows).chain([rows]);
+    let streams = all_rows.flat_map(|rows| tuning::tma_layouts(desc.dtype, target, rows, WIDTH, usize::MAX));
+    let streams = streams.map(tuning::DecodeConfig::Tma);
     let without = tuning::decode_configs(desc.dtype, target, WIDTH, 8).into_iter().take(1);
     for config in streams.chain(without) {
         for splits in [1, 2, 4, 8, 16, 32] {
@@ -138,24 +152,27 @@ fn main() -> Result<(), Error> {
         return Ok(());
     }
     let asked = arguments.iter().filter_map(|arg| {
-        let parts: Vec<usize> = arg.split(',').filter_map(|part| part.parse().ok()).collect();
+        let mut parts: Vec<usize> = arg.split(',').filter_map(|part| part.parse().ok()).collect();
+        parts.resize(parts.len().max(3), 1);
         parts.try_into().ok()
     });
-    let mut cases: Vec<[usize; 2]> = asked.collect();
+    let mut cases: Vec<[usize; 3]> = asked.collect();
     if cases.is_empty() {
         cases = CASES.to_vec();
     }
     let device = Device::best();
     let (stream, target) = (device.stream()?, device.target());
     println!("{}, {target}", device.name());
-    let most = cases.iter().map(|[batch, keys]| batch * keys).max().unwrap_or(0);
+    let most = cases.iter().map(|[batch, keys, _]| batch * keys).max().unwrap_or(0);
+    let queries = cases.iter().map(|[batch, _, queries]| batch * queries).max().unwrap_or(0);
     let bytes = normal(most * KEY_HEADS * WIDTH);
     let tensor = |len: usize| Tensor::from_bytes(&device, DType::BF16, &bytes[..2 * len], &[len]);
     let (k, v) = (tensor(most * KEY_HEADS * WIDTH)?, tensor(most * KEY_HEADS * WIDTH)?);
     let others = tensor(FLUSH[1].min(most) * KEY_HEADS * WIDTH)?;
-    let q = tensor(32 * HEADS * WIDTH)?;
+    let bytes = normal(queries.max(1) * HEADS * WIDTH);
+    let q = Tensor::from_bytes(&device, DType::BF16, &bytes, &[bytes.len() / 2])?;
     // The emulator has no caches.
-    let flush = if most < FLUSH[1] { [1, 16] } else { FLUSH };
+    let flush = if most < FLUSH[1] { [1, 16, 1] } else { FLUSH };
     let flush = Ready::new(&device, desc(flush, false).plan(target)?, [&q, &others, &others])?;
     for case in cases {
         for heads_first in [false, true] {

@@ -8,7 +8,7 @@ use super::kernels::forward::Forward;
 use super::kernels::{backward, bias_gradient};
 use super::plan::{decode, fused, split_f16, wgmma};
 use super::score::ScoreKind;
-use super::tuning::{Config, Simt, Wgmma, Work};
+use super::tuning::{Config, DecodeConfig, DecodeTma, Simt, Wgmma, Work};
 use super::{AlibiSlopes, AttentionBackwardDesc, AttentionDesc, AttentionOptions, OP, Packed, Paged, tuning};
 use crate::PlanError;
 use crate::catalogue::{Asked, Direction, Entry, Family, Planned, TARGETS};
@@ -136,8 +136,10 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
             }
         }
         for config in tuning::all_decode(dtype, target) {
-            let kinds = [plain, ScoreKind { lengths: true, ..plain }, all];
-            for kind in kinds {
+            let lengths = ScoreKind { lengths: true, ..plain };
+            let shared = ScoreKind { band: true, ..lengths };
+            let several = matches!(config, DecodeConfig::Tma(DecodeTma { slabs: 2.., .. }));
+            for kind in [plain, if several { shared } else { lengths }, all] {
                 out.push(decode::kernel(dtype, kind, config, target)?);
             }
         }

@@ -3,6 +3,7 @@
 use warpwright_dsl::prelude::*;
 use warpwright_ptx::isa::DeviceLimits;
 
+use super::kernels::mma::SLAB;
 use super::kernels::simt::LANES;
 pub use super::kernels::{
     DecodeMma, DecodeTma, Mma, Simt, SplitF16, Wgmma, WgmmaFused, WgmmaSweep, WgmmaSweeps,
@@ -93,22 +94,38 @@ pub fn decode_configs(dtype: DType, target: Target, width: usize, granularity: u
     teams.into_iter().chain(wide).chain(simt(false)).collect()
 }
 
-/// Layouts whose tiles tensor copies bring, for rows of up to `width` elements and pages of `page` keys: one that fills a
-/// multiprocessor, and one of which it holds two blocks.
-pub fn tma_layouts(dtype: DType, target: Target, width: usize, page: usize) -> Vec<DecodeTma> {
-    const WARPS: u32 = 4;
+/// Layouts whose tiles tensor copies bring, for `rows` rows that read the same keys, of up to `width` elements, and pages of `page` keys. A
+/// block has all rows where it can, up to 128. For up to 16 rows: a layout that fills a multiprocessor, and one of which it holds two
+/// blocks.
+pub fn tma_layouts(dtype: DType, target: Target, rows: u64, width: usize, page: usize) -> Vec<DecodeTma> {
+    let fewest = SLABS.into_iter().find(|slabs| rows <= u64::from(slabs * SLAB)).unwrap_or(MOST_SLABS);
+    let of = |slabs| tma_layouts_of(dtype, target, slabs, width, page);
+    // What does not fit goes over the keys several times.
+    let fitting = SLABS.into_iter().rev().filter(|slabs| *slabs <= fewest).map(of);
+    fitting.into_iter().find(|layouts| !layouts.is_empty()).unwrap_or_default()
+}
+
+/// Slabs of rows of a block.
+const SLABS: [u32; 4] = [1, 2, 4, MOST_SLABS];
+const MOST_SLABS: u32 = 8;
+
+fn tma_layouts_of(dtype: DType, target: Target, slabs: u32, width: usize, page: usize) -> Vec<DecodeTma> {
     const STAGES: std::ops::RangeInclusive<u32> = 2..=6;
+    // Two warps for each scheduler where they share keys; one has enough to do with its own.
+    let warps = if slabs == 1 { 4 } else { 8 };
     let halves = matches!(dtype, DType::F16 | DType::BF16) && target.sm >= 90;
     let of_tiles = [64u32, 128, 256].into_iter().find(|w| width <= *w as usize);
     let Some(width) = of_tiles.filter(|_| halves) else { return Vec::new() };
     let deepest = |columns: u32, limit: u32| {
-        let layout = |stages| DecodeTma { warps: WARPS, stages, columns, width };
+        let layout = |stages| DecodeTma { warps, slabs, stages, columns, width };
         STAGES.rev().map(layout).find(|layout| layout.shared_bytes(dtype, 1) + STATIC <= limit)
     };
     // More columns are more products that do not wait for each other.
     let alone = |limit| [32, 16].into_iter().filter(|c| *c as usize <= page).find_map(|c| deepest(c, limit));
     let limit = shared_limit(target);
-    if is_data_center(target) {
+    if is_data_center(target) && slabs > 1 {
+        alone(whole_shared(target)).into_iter().collect()
+    } else if is_data_center(target) {
         alone(whole_shared(target)).into_iter().chain(deepest(16, limit)).collect()
     } else {
         alone(limit).into_iter().collect()
@@ -125,20 +142,21 @@ pub fn tma_decode(layouts: &[DecodeTma], target: Target, units: u64, keys: u64) 
     const LAUNCH: u64 = 105 << 10;
     let slots = multiprocessors(target);
     let cost = |layout: &DecodeTma, splits: u64| {
-        let round = u64::from(layout.columns * layout.warps);
+        let round = u64::from(layout.columns * layout.teams());
         let bytes = |keys: u64| keys * u64::from(layout.width) * 4;
         let share = bytes(keys.div_ceil(round * splits) * round);
         let blocks = (units * splits).div_ceil(slots);
         // The memory is busy even if a few multiprocessors are not.
         let reading = (blocks * share).max(bytes(units * keys) / slots * 106 / 100);
         // Two blocks begin and end beside each other, and while one does the other copies.
-        let resident = u64::from(whole_shared(target) / layout.shared_bytes(DType::BF16, 1)).clamp(1, 2);
+        let most = if layout.slabs == 1 { 2 } else { 1 };
+        let resident = u64::from(whole_shared(target) / layout.shared_bytes(DType::BF16, 1)).clamp(1, most);
         let ends = if blocks.min(resident) > 1 { BEGIN_AND_END / 2 } else { BEGIN_AND_END / 8 * 9 };
         let join = if splits > 1 { LAUNCH } else { 0 };
         reading + blocks * ends + join
     };
     let all = layouts.iter().flat_map(|layout| {
-        let rounds = keys.div_ceil(u64::from(layout.columns * layout.warps));
+        let rounds = keys.div_ceil(u64::from(layout.columns * layout.teams()));
         (1..=rounds.clamp(1, MAX_SPLITS)).map(move |splits| (layout, splits))
     });
     let (layout, splits) = all.min_by_key(|(layout, splits)| cost(layout, *splits))?;
@@ -151,8 +169,11 @@ pub fn all_decode(dtype: DType, target: Target) -> Vec<DecodeConfig> {
     let mut all: Vec<_> =
         widths.into_iter().flat_map(|width| decode_configs(dtype, target, width, 8)).collect();
     for page in [16, 32] {
-        let layouts = widths.into_iter().flat_map(|width| tma_layouts(dtype, target, width, page));
-        all.extend(layouts.map(DecodeConfig::Tma));
+        for slabs in SLABS {
+            let rows = u64::from(slabs * SLAB);
+            let layouts = widths.into_iter().flat_map(|width| tma_layouts(dtype, target, rows, width, page));
+            all.extend(layouts.map(DecodeConfig::Tma));
+        }
     }
     let mut seen = std::collections::HashSet::new();
     all.retain(|config| seen.insert(*config));

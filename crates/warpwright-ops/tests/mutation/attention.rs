@@ -334,8 +334,10 @@ const OF_FEW: Sweep = Sweep {
 const OF_PARTS: Sweep =
     Sweep { survivors: &PARTS_SURVIVORS, skipped: |name| !name.contains("_combine_"), ..SWEEP };
 
-fn few(sweep: Sweep, everything: bool) {
-    let layout = DecodeConfig::Tma(DecodeTma { warps: 2, stages: 2, columns: 16, width: 64 });
+/// Two teams, of as many warps as there are slabs of rows.
+fn few(sweep: Sweep, everything: bool, slabs: u32) {
+    let layout = DecodeTma { warps: 2 * slabs, slabs, stages: 2, columns: 16, width: 64 };
+    let layout = DecodeConfig::Tma(layout);
     let plan = |(i, case): (usize, &Case)| {
         let desc = forward(DType::BF16, everything, *case);
         desc.plan_with(TARGET, Algorithm::Decode { layout, splits: PARTS[i % PARTS.len()] }).expect("plan")
@@ -345,7 +347,7 @@ fn few(sweep: Sweep, everything: bool) {
 
 #[test]
 fn defects_of_attention_of_few_queries_are_noticed() {
-    few(OF_FEW, true);
+    few(OF_FEW, true, 1);
 }
 
 /// More parts than lanes, rows of several accesses of a lane.
@@ -364,7 +366,12 @@ fn defects_of_putting_parts_together_are_noticed() {
 #[ignore = "nightly: mutation-attention"]
 fn defects_of_more_attention_of_few_queries_are_noticed() {
     // Without lengths all values count.
-    few(Sweep { fill: plain, ..OF_FEW }, false);
+    few(Sweep { fill: plain, ..OF_FEW }, false, 1);
+}
+
+#[test]
+fn defects_of_attention_of_queries_that_share_tiles_are_noticed() {
+    few(OF_FEW, true, 2);
 }
 
 /// Sequences of `f32` that end with a tile of a copy, before and after; two of a copy's tiles, and several of a block's.

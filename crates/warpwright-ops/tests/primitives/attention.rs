@@ -718,3 +718,34 @@ fn heads_stand_side_by_side_by_their_length() {
     assert_eq!(tuning::heads_at_once(16, 8, [1 << 16, 512], 128), 1);
     assert_eq!(tuning::heads_at_once(16, u32::MAX, [u32::MAX, 0], 128), 1);
 }
+
+/// Up to 128 rows of queries and query heads that read the same keys are in one block, which goes over them once.
+#[test]
+fn queries_that_read_the_same_keys_share_a_block() {
+    let first = |queries: usize, heads: usize, width: usize, target: Target| {
+        let of = |rows, heads| Layout::contiguous([1, rows, heads, width]);
+        let (q, k) = (of(queries, heads), of(4096, 4));
+        let options = AttentionOptions { causal: true, ..AttentionOptions::default() };
+        let desc = AttentionDesc { dtype: DType::BF16, q, k, v: k, o: q, options };
+        let plan = desc.plan(target).expect("plan");
+        let step = &plan.steps()[0];
+        let splits = plan.workspace_bytes() / ((width as u64 + 1) * 4 * (queries * heads) as u64);
+        let tiles = u64::from(step.grid()[0]) / splits.max(1);
+        (step.kernel().name().to_owned(), tiles)
+    };
+    for (queries, heads, rows) in
+        [(4, 16, ""), (5, 16, "r32"), (16, 16, "r64"), (16, 32, "r128"), (9, 32, "r128")]
+    {
+        for width in [64, 128, 256] {
+            let (name, tiles) = first(queries, heads, width, TARGET);
+            let warps = if rows.is_empty() { "_tma_w4s" } else { &format!("_tma_w8{rows}s") };
+            assert!(name.contains(warps) && tiles == 1, "{queries} {heads} {width}: {name}, {tiles}");
+        }
+    }
+    let (name, tiles) = first(16, 40, 128, TARGET);
+    assert!(name.contains("_tma_w8r128s") && tiles == 2, "{name}, {tiles}");
+    let (name, tiles) = first(16, 16, 128, Target::sm(120));
+    assert!(name.contains("_tma_w8r64s") && tiles == 1, "{name}, {tiles}");
+    let (name, tiles) = first(16, 16, 128, Target::sm(80));
+    assert!(name.contains("_mma_") && tiles == 4, "{name}, {tiles}");
+}

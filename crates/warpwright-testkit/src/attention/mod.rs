@@ -376,7 +376,8 @@ impl AttentionSubject {
         let layout = match s.unit {
             Unit::Warps if few => tuning::decode_configs(self.dtype, target, width, 8).first().copied(),
             Unit::Parts => {
-                let layouts = tuning::tma_layouts(self.dtype, target, width, usize::MAX);
+                let rows = (s.queries * s.heads / s.key_heads.max(1)) as u64;
+                let layouts = tuning::tma_layouts(self.dtype, target, rows, width, usize::MAX);
                 layouts.last().map(|layout| tuning::DecodeConfig::Tma(*layout))
             }
             _ => None,

@@ -160,6 +160,7 @@ fn shared_out() -> Vec<Situation> {
         Situation { batch: 3, ..paged(16, none) },
         Situation { batch: 2, queries: 20, ..paged(64, Modification { causal: true, ..none }) },
         Situation { batch: 3, ..paged(32, everything) },
+        Situation { batch: 3, queries: 7, heads: 8, ..paged(16, Modification { causal: true, ..none }) },
         Situation { nan: true, queries: 2, ..with(Modification { causal: true, ..none }) },
         Situation { spread: 30.0, ..few },
         Situation { queries: 40, keys: 70, ..with(Modification { sinks: true, causal: true, ..none }) },
@@ -243,6 +244,16 @@ fn of_units() -> Vec<Situation> {
         few(Unit::Parts, 64, Modification { left: Some(400), ..everything }),
         few(Unit::Parts, 128, lengths),
         few(Unit::Parts, 256, none),
+        // Rows that read the same keys: 27, 48, 128, 160 and 20, which two, four and eight warps share.
+        Situation { queries: 9, ..few(Unit::Parts, 64, Modification { left: Some(400), ..everything }) },
+        Situation { queries: 16, ..few(Unit::Parts, 128, Modification { causal: true, ..lengths }) },
+        Situation {
+            queries: 16,
+            heads: 16,
+            ..few(Unit::Parts, 128, Modification { causal: true, ..lengths })
+        },
+        Situation { queries: 16, heads: 20, keys: 200, ..few(Unit::Parts, 64, causal) },
+        Situation { queries: 5, heads: 8, ..few(Unit::Parts, 256, none) },
         groups([200, 1030, 64, 64], none),
         groups([200, 1100, 64, 64], causal),
         groups([193, 640, 64, 40], Modification { left: Some(150), right: Some(40), ..none }),

@@ -27,7 +27,8 @@ impl AttentionDesc {
     ) -> Option<(DecodeTma, u32)> {
         let reached = options::granularity(layouts) >= 8 && wgmma::reach(&[self.k, self.v]);
         let page = if self.options.paged.is_some() { self.k.shape[1] } else { usize::MAX };
-        let layouts = tuning::tma_layouts(self.dtype, target, c.widest(), page);
+        let rows = u64::from(c.queries) * u64::from(c.group);
+        let layouts = tuning::tma_layouts(self.dtype, target, rows, c.widest(), page);
         let units = |layout| c.units(DecodeConfig::Tma(layout));
         let first = *layouts.first().filter(|_| reached)?;
         tuning::tma_decode(&layouts, target, units(first), c.keys.into())

@@ -1,9 +1,9 @@
 //! Few queries and many keys: the keys of a head are shared out to blocks and to teams in them, and what these found is put
 //! together in a fixed order.
 //!
-//! The query heads that read one key head are rows of one tile, so that its keys and values are read once. On tensor cores
-//! each warp is a team: it walks over tiles of 16 keys of its own, with copies of several on their way, and meets the
-//! others at the end. Keys and values may lie in pages.
+//! The query heads that read one key head, with all queries, are rows of one tile, so that its keys and values are read once. On tensor
+//! cores each warp is a team, or as many as the rows have slabs of 16: a team walks over tiles of 16 or 32 keys of its own, with copies of
+//! several on their way, and meets the others at the end. Keys and values may lie in pages.
 
 pub(in crate::attention) mod combine;
 mod tma;
@@ -112,7 +112,7 @@ impl KernelDef for Decode<DecodeTma> {
 
     fn build<'k>(&self, k: K<'k>, a: TmaDecodeParams<'k>) {
         k.start_next_grid();
-        let (task, team) = (Task::of(a.of), k.warp_idx());
+        let (task, team) = (Task::of(a.of), self.layout.team(k));
         let boxes = [a.k_boxes, a.v_boxes];
         let grid = [k.block_idx_x(), k.block_idx_y(), k.block_idx_z()];
         let of = [grid[1], grid[2]];

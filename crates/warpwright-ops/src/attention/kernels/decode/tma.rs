@@ -1,7 +1,8 @@
 //! The engine of tensor cores whose warps walk alone over tiles that tensor copies bring: `f16` and `bf16` from sm_90 on.
 //!
-//! The warps of a block share one slab of rows and take turns with tiles of columns. One lane of a warp starts the copies of its
-//! tiles, so that a tile costs the warp few instructions beside its products; that leaves the memory as the only limit.
+//! The warps of a team have a slab of rows each; the teams of a block share its rows and take turns with tiles of columns. One thread of
+//! a team starts the copies of its tiles, so that a tile costs a warp few instructions beside its products; that leaves the memory as the
+//! only limit.
 
 use std::cell::{Cell, RefCell};
 
@@ -14,17 +15,20 @@ use warpwright_dsl::{
 use super::super::dropout::{DrawLanes, Keys};
 use super::super::engine::{Engine, Form, Place, Source};
 use super::super::mma::{LANES, SLAB, VECTOR, draw_lanes};
+use super::PADDING;
 use crate::attention::layout::{BlockLayout, BlockShape, DecodeLayout};
 
 /// Up to here elements of a row, the fragments of the block's rows stay in registers.
 const HELD: u32 = 128;
 
-/// How a block is laid out whose warps fetch tiles of columns of their own by tensor copies.
+/// How a block is laid out whose teams of warps fetch tiles of columns of their own by tensor copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DecodeTma {
     /// Warps of a block.
     pub warps: u32,
-    /// Tiles of a warp in shared memory: the one that is used and those on their way.
+    /// Slabs of 16 rows, and warps of a team: 1, 2, 4 or 8.
+    pub slabs: u32,
+    /// Tiles of a team in shared memory: the one that is used and those on their way.
     pub stages: u32,
     /// Columns of a tile: 16 or 32. The rows of a page are a multiple.
     pub columns: u32,
@@ -46,22 +50,44 @@ impl DecodeTma {
     const fn tile_bytes(self) -> u32 {
         self.columns * self.width * 2
     }
+
+    /// Bytes of a slab of rows.
+    const fn slab_bytes(self) -> u32 {
+        SLAB * self.width * 2
+    }
+
+    /// Threads of a team.
+    const fn team_threads(self) -> u32 {
+        self.slabs * WARP
+    }
+
+    /// Bytes of what the teams leave for each other.
+    const fn results_bytes(self) -> u32 {
+        self.warps * SLAB * (self.width + PADDING) * 4
+    }
+
+    /// The team of the warp.
+    pub(super) fn team(self, k: K<'_>) -> U32<'_> {
+        if self.slabs == 1 { k.warp_idx() } else { k.warp_idx() >> self.slabs.trailing_zeros() }
+    }
 }
 
 impl BlockLayout for DecodeTma {
     fn name(&self) -> String {
-        let Self { warps, stages, columns, width } = self;
-        format!("tma_w{warps}s{stages}c{columns}d{width}")
+        let Self { warps, slabs, stages, columns, width } = self;
+        let rows = if *slabs == 1 { String::new() } else { format!("r{}", self.rows()) };
+        format!("tma_w{warps}{rows}s{stages}c{columns}d{width}")
     }
 
     fn shape(&self) -> BlockShape {
-        let Self { warps, columns, width, .. } = *self;
-        BlockShape { threads: warps * WARP, rows: SLAB, columns, width, vector: VECTOR }
+        let Self { warps, slabs, columns, width, .. } = *self;
+        BlockShape { threads: warps * WARP, rows: slabs * SLAB, columns, width, vector: VECTOR }
     }
 
-    fn shared_bytes(&self, dtype: DType, stationary: u32) -> u32 {
-        let rows = stationary * SLAB * self.width * dtype.bytes() as u32;
-        K::TILE_SLACK + rows + self.warps * self.stages * 2 * self.tile_bytes()
+    fn shared_bytes(&self, _: DType, stationary: u32) -> u32 {
+        let rows = stationary * self.slabs * self.slab_bytes();
+        let tiles = self.teams() * self.stages * 2 * self.tile_bytes();
+        K::TILE_SLACK + (rows + tiles).max(self.results_bytes())
     }
 
     fn min_blocks_per_sm(&self, _: DType) -> Option<u32> {
@@ -69,10 +95,10 @@ impl BlockLayout for DecodeTma {
     }
 }
 
-/// Each warp walks alone.
+/// Each team walks alone.
 impl DecodeLayout for DecodeTma {
     fn teams(&self) -> u32 {
-        self.warps
+        self.warps / self.slabs
     }
 
     fn result_vector(&self) -> u32 {
@@ -90,28 +116,32 @@ pub(in crate::attention) struct TmaEngine<'k> {
     config: DecodeTma,
     dtype: DType,
     atom: MmaAtom,
-    /// Where the block's rows lie, and the warp's first tile.
+    /// Where the block's rows lie, and the team's first tile.
     stationary_at: U32<'k>,
     tiles_at: U32<'k>,
-    /// Those of the warp count the bytes of its tiles.
+    /// The warp's team and its slab there, if a team has several.
+    team: Option<U32<'k>>,
+    slab: Option<U32<'k>>,
+    /// Those of the team count the bytes of its tiles.
     ready: Mbarriers<'k>,
     boxes: [TensorMapParam<'k>; 2],
     /// Key head and batch.
     of: [U32<'k>; 2],
     /// Whether values behind the last key may be in the tensor.
     lengths: bool,
-    lane: U32<'k>,
-    /// Where a lane reads the warp's first tile of keys and of values.
+    /// The number of the thread in its team.
+    member: U32<'k>,
+    /// Where a lane reads the team's first tile of keys and of values.
     keys: TileReader<'k, MatrixB>,
     values: TileReader<'k, MatrixB>,
     /// The stage of the tile that comes next, and the parity of its round.
     turn: Cell<[U32<'k>; 2]>,
-    /// Bytes from the warp's first tile to the one that is used.
+    /// Bytes from the team's first tile to the one that is used.
     used: Cell<U32<'k>>,
     held: RefCell<Vec<Fragment<'k, MatrixA>>>,
 }
 
-/// A tile: an address for stationary rows, bytes from the warp's first tile for columns.
+/// A tile: an address for stationary rows, bytes from the team's first tile for columns.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::attention) struct At<'k>(U32<'k>);
 
@@ -126,18 +156,18 @@ impl<'k> TmaEngine<'k> {
         lengths: bool,
     ) -> Self {
         let stationary_at = k.dynamic_shared_tiles();
-        let of_warp = config.stages * 2 * config.tile_bytes();
+        let of_team = config.stages * 2 * config.tile_bytes();
         // Tiles begin at multiples of what the pattern of their pieces repeats after, as the rows of the block do.
-        let tiles_at = k.warp_idx().mul_add(of_warp, stationary_at + SLAB * config.width * 2);
-        let all = k.mbarriers(config.warps * config.stages);
+        let tiles_at = config.team(k).mul_add(of_team, stationary_at + config.slabs * config.slab_bytes());
+        let all = k.mbarriers(config.teams() * config.stages);
         k.if_(k.thread_idx().eq(0), || {
-            for barrier in 0..config.warps * config.stages {
+            for barrier in 0..config.teams() * config.stages {
                 all.at(barrier).init(1);
             }
             k.publish_mbarriers();
         });
         k.barrier();
-        let ready = all.from(k.warp_idx() * config.stages);
+        let ready = all.from(config.team(k) * config.stages);
         let (atom, none) = (k.mma_atom(dtype), k.lit(0u32));
         let panel = k.tile_from(tiles_at, TileLayout::new(dtype, config.columns, PanelTile::WIDTH));
         Self {
@@ -146,11 +176,16 @@ impl<'k> TmaEngine<'k> {
             atom,
             stationary_at,
             tiles_at,
+            team: (config.slabs > 1).then(|| config.team(k)),
+            slab: (config.slabs > 1).then(|| k.warp_idx() & (config.slabs - 1)),
             ready,
             boxes,
             of,
             lengths,
-            lane: k.lane_idx(),
+            member: match config.slabs {
+                1 => k.lane_idx(),
+                _ => k.thread_idx() & (config.team_threads() - 1),
+            },
             keys: panel.reader_b(atom, Major::K, none),
             values: panel.moved(config.tile_bytes()).reader_b(atom, Major::Mn, none),
             turn: Cell::new([none, none]),
@@ -159,19 +194,28 @@ impl<'k> TmaEngine<'k> {
         }
     }
 
-    /// Columns from a tile of the warp to its next one.
+    /// Columns from a tile of the team to its next one.
     fn step(&self) -> i32 {
-        (self.config.columns * self.config.warps).cast_signed()
+        (self.config.columns * self.config.teams()).cast_signed()
     }
 
-    /// Bytes from the warp's first tile to that of a stage.
+    /// Waits for all warps of the team.
+    fn meet(&self, k: K<'k>) {
+        match self.team {
+            // Barrier 0 is of the block.
+            Some(team) => k.barrier_of(team + 1, self.config.team_threads()),
+            None => k.warp_barrier(),
+        }
+    }
+
+    /// Bytes from the team's first tile to that of a stage.
     fn place(&self, stage: U32<'k>) -> U32<'k> {
         stage * (2 * self.config.tile_bytes())
     }
 
     /// Starts the copies of the columns from `at` on to a stage, if they are below `end`.
     fn fetch(&self, k: K<'k>, sources: [Source<'k>; 2], stage: U32<'k>, at: I32<'k>, end: I32<'k>) {
-        k.if_(at.lt(end) & self.lane.eq(0), || {
+        k.if_(at.lt(end) & self.member.eq(0), || {
             let done = self.ready.at(stage);
             done.arrive_expecting(2 * self.config.tile_bytes());
             let [key_head, batch] = self.of;
@@ -193,17 +237,21 @@ impl<'k> TmaEngine<'k> {
         (column / PanelTile::WIDTH * self.config.columns, column % PanelTile::WIDTH)
     }
 
-    /// The tile of the block's rows that has their elements from `column` on.
-    fn stationary_panel(&self, k: K<'k>, panel: U32<'k>) -> SharedTile<'k> {
+    /// The panel of that number of a slab of the block's rows, the first without a number.
+    fn stationary_panel(&self, k: K<'k>, slab: Option<U32<'k>>, panel: U32<'k>) -> SharedTile<'k> {
         let layout = TileLayout::new(self.dtype, SLAB, PanelTile::WIDTH);
-        k.tile_from(panel.mul_add(layout.bytes(), self.stationary_at), layout)
+        let from = slab
+            .map_or(self.stationary_at, |slab| slab.mul_add(self.config.slab_bytes(), self.stationary_at));
+        k.tile_from(panel.mul_add(layout.bytes(), from), layout)
     }
 
-    /// The block's rows as left operands.
+    /// The warp's rows as left operands.
     fn fragments(&self, k: K<'k>) -> Vec<Fragment<'k, MatrixA>> {
         let panels = 0..self.config.width / PanelTile::WIDTH;
         let depths = || (0..PanelTile::WIDTH).step_by(self.atom.k() as usize);
-        let of = |panel| self.stationary_panel(k, k.lit(panel)).reader_a(self.atom, Major::K, k.lit(0u32));
+        let of = |panel| {
+            self.stationary_panel(k, self.slab, k.lit(panel)).reader_a(self.atom, Major::K, k.lit(0u32))
+        };
         panels.map(of).flat_map(|panel| depths().map(move |depth| panel.load(0, depth))).collect()
     }
 }
@@ -217,6 +265,7 @@ impl<'k> Engine<'k, f32> for TmaEngine<'k> {
 
     fn product_place(&self, k: K<'k>) -> Place<'k> {
         let (row, first) = k.accumulator_origin();
+        let row = self.slab.map_or(row, |slab| slab.mul_add(SLAB, row));
         let columns = (0..self.config.columns / 8).flat_map(|block| [8 * block, 8 * block + 1]).collect();
         Place { rows: vec![row, row + 8], first, columns }
     }
@@ -231,13 +280,17 @@ impl<'k> Engine<'k, f32> for TmaEngine<'k> {
 
     fn load_stationary(&self, k: K<'k>, source: Source<'k>, first: I32<'k>, _: u32) -> At<'k> {
         let per_row = self.config.width / VECTOR;
-        k.for_each(k.range(k.thread_idx(), SLAB * per_row, self.config.threads()), |index| {
+        k.for_each(k.range(k.thread_idx(), self.config.rows() * per_row, self.config.threads()), |index| {
             let (row, column) = (index >> per_row.trailing_zeros(), (index & (per_row - 1)) * VECTOR);
             let at = first + row.to_i32();
             let there = at.lt(source.rows) & column.lt(source.width);
             let from = source.data.at(source.offset(at, there)).at(column);
-            let tile = self.stationary_panel(k, column >> PanelTile::WIDTH.trailing_zeros());
-            let to = tile.at(row, column & (PanelTile::WIDTH - 1));
+            let panel = column >> PanelTile::WIDTH.trailing_zeros();
+            let (slab, row) = match self.config.slabs {
+                1 => (None, row),
+                _ => (Some(row >> SLAB.trailing_zeros()), row & (SLAB - 1)),
+            };
+            let to = self.stationary_panel(k, slab, panel).at(row, column & (PanelTile::WIDTH - 1));
             to.store(from.only_where(there, Fill::Zero).load::<f32>(VECTOR));
         });
         At(self.stationary_at)
@@ -268,8 +321,8 @@ impl<'k> Engine<'k, f32> for TmaEngine<'k> {
 
     fn wait_k(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, end: I32<'k>) -> At<'k> {
         let ([stage, parity], stages) = (self.turn.get(), self.config.stages);
-        // The tile before, whose place is filled again, has been read by all lanes.
-        k.warp_barrier();
+        // The tile before, whose place is filled again, has been read by the whole team.
+        self.meet(k);
         let before = stage.eq(0).select(stages - 1, stage - 1);
         self.fetch(k, sources, before, at + (stages - 1).cast_signed() * self.step(), end);
         self.ready.at(stage).wait(parity);
@@ -284,8 +337,8 @@ impl<'k> Engine<'k, f32> for TmaEngine<'k> {
             k.if_(left.lt(columns), || {
                 let to = self.tiles_at + tile + self.config.tile_bytes();
                 let values = self.config.panels(self.dtype)[1];
-                values.clear_from(to, left.max(0).to_u32(), (self.lane, WARP));
-                k.warp_barrier();
+                values.clear_from(to, left.max(0).to_u32(), (self.member, self.config.team_threads()));
+                self.meet(k);
             });
         }
         At(tile)
