@@ -20,7 +20,7 @@
 //! | `images` `softmax` `matmul` `node` | the families, each of which turns keywords into a descriptor in one place |
 //! | `attention` `batch` `cast` `cross_entropy` `grouped` `groups` `local_response` `ops` `quantize` `recurrent` `rows` `scaled` | |
 //! | `causal_conv` `cells` `conv` `elementwise` `embedding` `kv_cache` `optimizer` `parameter` `pool` `reduce` `resize` `rotary` `tensor_map` | |
-//! | `linear_cross_entropy` | |
+//! | `linear_cross_entropy` `matmul_4bit` | |
 //! | `emulator` | `run` and `lint` |
 
 #![deny(unsafe_code)]
@@ -54,6 +54,7 @@ mod linear_cross_entropy;
 mod local_response;
 mod many;
 mod matmul;
+mod matmul_4bit;
 mod memory;
 mod node;
 mod operators;
@@ -120,6 +121,8 @@ mod _native {
     use crate::local_response::{local_response_norm, local_response_norm_backward};
     #[pymodule_export]
     use crate::matmul::matmul;
+    #[pymodule_export]
+    use crate::matmul_4bit::{matmul_4bit, matmul_4bit_backward};
     #[pymodule_export]
     use crate::node::{Backward, Entry, Forward};
     #[pymodule_export]

@@ -135,7 +135,7 @@ fn dequantize<'py>(
     Ok(present(y))
 }
 
-fn expect_len(array: &Array<'_>, expected: usize) -> PyResult<()> {
+pub(crate) fn expect_len(array: &Array<'_>, expected: usize) -> PyResult<()> {
     let got = array.len();
     if got == expected {
         return Ok(());

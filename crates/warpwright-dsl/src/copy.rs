@@ -14,7 +14,7 @@ use warpwright_ptx::{
 use crate::context::K;
 use crate::error::IssueKind;
 use crate::flow::Carry;
-use crate::mem::{Element, Ptr, Readable};
+use crate::mem::{Element, Ptr, Readable, Shared};
 use crate::reg::{Pred, Reg, Source, U32, U64};
 use crate::tile::{CHUNK, SharedTile, TileLayout, TilePoint};
 
@@ -261,6 +261,30 @@ impl<'k> K<'k> {
                 cached: false,
             }
         })
+    }
+}
+
+impl<'k, E: Element> Ptr<'k, Shared, E> {
+    /// Starts a copy of 16 bytes from global memory to here, both at multiples of 16; see [`commit_copies`](K::commit_copies). Before
+    /// sm_80 it is made at once.
+    #[track_caller]
+    pub fn copy_16<S: Readable, F: Element>(self, from: Ptr<'k, S, F>) {
+        let k = self.k;
+        k.on_behalf(|| {
+            if k.target().sm < ASYNC_SM {
+                self.cast::<u32>().store(from.cast::<u32>().load::<u32>(CHUNK / ASYNC_BYTES));
+                return;
+            }
+            k.emit(Inst::CpAsync {
+                cache: CacheOp::Cg,
+                l2_prefetch: L2Prefetch::Default,
+                dst: self.operand(),
+                src: from.operand(),
+                bytes: CHUNK,
+                limit: SourceLimit::Full,
+                policy: None,
+            });
+        });
     }
 }
 

@@ -86,6 +86,14 @@ pub fn eight_bit_products(table: Budget, dtype: DType, fast: bool, k: usize) -> 
     Budget { norm, element, norm_of_one: element * dtype.epsilon().unwrap_or(0.0) }
 }
 
+/// That of sums of products with weights that are rounded to the type of the result first: half an eps more of each, and errors of the
+/// same size that are independent of those of the results.
+pub fn rounded_weights(table: Budget, dtype: DType) -> Budget {
+    let element = table.element + 0.5;
+    let norm = table.norm * std::f64::consts::SQRT_2;
+    Budget { norm, element, norm_of_one: element * dtype.epsilon().unwrap_or(0.0) }
+}
+
 /// Roundings between argument and result of attention in its own precision: the product, the score, the exponential and
 /// the sums over keys, each counted as the few of a thread and a tree.
 const ATTENTION_ROUNDINGS: f64 = 32.0;

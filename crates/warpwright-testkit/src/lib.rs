@@ -28,6 +28,7 @@ mod kv_cache;
 mod layer_norm;
 mod linear_cross_entropy;
 mod local_response_norm;
+mod matmul_4bit;
 pub mod measure;
 pub mod mutate;
 mod optimizer;
@@ -87,6 +88,7 @@ const FAMILIES: &[fn(Scope) -> Vec<Case>] = &[
     quantize8::cases,
     scaled_gemm::cases,
     grouped_gemm::cases,
+    matmul_4bit::cases,
     conv::cases,
     elementwise::cases,
     gemm::cases,

@@ -44,6 +44,7 @@
 //! | [`mod@quantize`] | 4-bit `nf4`, `fp4`, `int4` symmetric and asymmetric, any group size, to codes and back; nested scales | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@quantize8`] | 8-bit `e4m3`, `e5m2` and `int8` codes with a scale for a tensor, a row, 1 x 128 or 128 x 128 elements, and back | f32, f16, bf16 | sm_75 and later; 8-bit floats sm_89 and later |
 //! | [`scaled_gemm`] | products of `e4m3`, `e5m2` and `int8` matrices with scales for a tensor, rows, 1 x 128 or 128 x 128 elements, with bias and activation; of `int8` to i32 | f32, f16, bf16 | sm_75 and later; 8-bit floats sm_89 and later |
+//! | [`mod@matmul_4bit`] | `matmul_4bit` and its gradient by `x`: products with `nf4`, `fp4`, `int4`, `int4_asymmetric` and `mxfp4` weights as checkpoints store them, with bias; nested scales | f32, f16, bf16 | sm_75 and later |
 //! | [`grouped_gemm`] | `grouped_matmul`, `grouped_matmul_k`: products of ragged groups of rows, or of the common dimension, whose ends are on the device | f32, f16, bf16 | sm_75 and later |
 //! | [`mod@cross_entropy`] | `cross_entropy` from logits, forward and backward; ignored rows, label smoothing | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@linear_cross_entropy`] | `linear_cross_entropy` of a linear layer without the logits of all rows in memory; the loss and all gradients in one call | f32, f64, f16, bf16 | sm_75 and later |
@@ -112,7 +113,7 @@
 //!
 //! This crate alone is under semantic versioning. Its stable interface is what stands at its root, [`plan`](mod@plan), and in the modules of the
 //! families ([`activation`], [`mod@attention`], [`mod@batch_norm`], [`mod@cast`], [`mod@causal_conv1d`], [`mod@conv`], [`mod@cross_entropy`], [`mod@elementwise`], [`mod@embedding`], [`mod@matmul`], [`group_norm`](mod@group_norm), [`grouped_gemm`],
-//! [`kv_cache`], [`layer_norm`](mod@layer_norm), [`mod@linear_cross_entropy`], [`local_response_norm`](mod@local_response_norm), [`optimizer`], [`pool`](mod@pool), [`mod@quantize`], [`mod@quantize8`],
+//! [`kv_cache`], [`layer_norm`](mod@layer_norm), [`mod@linear_cross_entropy`], [`local_response_norm`](mod@local_response_norm), [`mod@matmul_4bit`], [`optimizer`], [`pool`](mod@pool), [`mod@quantize`], [`mod@quantize8`],
 //! [`mod@recurrent`], [`reduce`], [`mod@resize`], [`mod@rotary`], [`scaled_gemm`], [`mod@softmax`]) the
 //! descriptors, arguments, options and free functions.
 //!
@@ -158,6 +159,7 @@ pub use warpwright_ops::linear_cross_entropy::{
     self, linear_cross_entropy, linear_cross_entropy_with_gradients,
 };
 pub use warpwright_ops::local_response_norm::{self, local_response_norm, local_response_norm_backward};
+pub use warpwright_ops::matmul_4bit::{self, matmul_4bit, matmul_4bit_backward};
 pub use warpwright_ops::optimizer::{self, adam, adamw, clip_grad_norm, grad_norm, sgd};
 pub use warpwright_ops::pool::{
     self, adaptive_avg_pool, adaptive_avg_pool_backward, adaptive_max_pool, adaptive_max_pool_backward,

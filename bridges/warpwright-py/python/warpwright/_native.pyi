@@ -293,6 +293,35 @@ def dequantize_int4_asymmetric(
     out: _Array | None = None,
     stream: _Stream | None = None,
 ) -> _A: ...
+def matmul_4bit(
+    x: _A,
+    codes: _Array,
+    scales: _Array,
+    shape: _Extents,
+    format: str = "nf4",
+    group_size: int = 64,
+    *,
+    zero_points: _Array | None = None,
+    nested_absmax: _Array | None = None,
+    offset: _Array | None = None,
+    bias: _Array | None = None,
+    out: _Array | None = None,
+    stream: _Stream | None = None,
+) -> _A: ...
+def matmul_4bit_backward(
+    dy: _A,
+    codes: _Array,
+    scales: _Array,
+    shape: _Extents,
+    format: str = "nf4",
+    group_size: int = 64,
+    *,
+    zero_points: _Array | None = None,
+    nested_absmax: _Array | None = None,
+    offset: _Array | None = None,
+    out: _Array | None = None,
+    stream: _Stream | None = None,
+) -> _A: ...
 def quantize_nested(
     absmax: _A, *, out: _Arrays | None = None, stream: _Stream | None = None
 ) -> tuple[_A, _A, _A]: ...

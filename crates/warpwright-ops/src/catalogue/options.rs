@@ -107,6 +107,8 @@ op_options! {
     elements: usize = "N", ["elements=5000"];
     /// Elements that share a scale [default: 64]
     block_size: usize = "N", ["block_size=96"];
+    /// Scales are 8-bit codes with scales of their own
+    nested: bool, ["nested"];
     /// Samples, sequences or matrices
     batch: usize = "N", ["batch=7"];
     /// Channels of a sample

@@ -5,6 +5,8 @@ use warpwright_ops::activation::Activation;
 use warpwright_ops::gemm::GemmDesc;
 use warpwright_ops::gemm::tuning::{self, Config, PersistentConfig, Tiled, Tiles, WarpgroupConfig};
 use warpwright_ops::grouped_gemm::{GroupedGemmDesc, Grouping};
+use warpwright_ops::matmul_4bit::tuning::{self as four_bits, StreamConfig};
+use warpwright_ops::matmul_4bit::{Matmul4bitDesc, ScaleFormat, Weight4bitDesc, WeightFormat};
 use warpwright_ops::plan::{Real, TensorSpec};
 use warpwright_ops::quantize8::{Format, Scaling};
 use warpwright_ops::scaled_gemm::{Accumulation, ScaledGemmDesc};
@@ -445,4 +447,50 @@ fn defects_of_more_products_are_noticed() {
     }
     teams(DType::BF16, false);
     splitting(false);
+}
+
+/// Products with 4-bit weights: streaming kernels, one for any alignment, and expanded weights.
+fn of_four_bits(format: WeightFormat, scale: Option<ScaleFormat>, configs: &[StreamConfig]) {
+    let fill = |specs: &[TensorSpec], slot: usize| match (specs[slot].name, specs[slot].dtype) {
+        ("scales", DType::U8) => (0..specs[slot].len).map(|i| (120 + i % 7) as f64).collect(),
+        ("weight" | "zero_points", _) => (0..specs[slot].len).map(|i| (i * 37 % 256 % 251) as f64).collect(),
+        _ => plain(specs, slot),
+    };
+    // Rows beyond a tile; slices that end within a run, and runs within a step; two parts; any size; more rows than are streamed.
+    let shapes = [[3, 21, 576], [1, 16, 64], [2, 40, 128], [3, 5, 37], [1, 3, 1], [70, 9, 64], [33, 4, 27]];
+    let cases: Vec<usize> = (0..shapes.len() + 2 * configs.len()).collect();
+    Sweep { fill, ..SWEEP }.check(&plans(&cases, |i| {
+        let config = i.checked_sub(shapes.len()).map(|i| (configs[i / 2], i % 2 == 0));
+        let [m, n, k] = match config {
+            None => shapes[i],
+            Some((config, long)) => {
+                let (slice, rows) = (config.slice() as usize, config.rows() as usize);
+                let steps = (config.run() * config.warps * config.runs) as usize;
+                [config.cols() as usize - 2, rows + 3, if long { steps + slice } else { slice }]
+            }
+        };
+        let group = config.map_or(32, |(config, _)| config.slice() as usize);
+        let mut weight = Weight4bitDesc::new(format, [n, k], group);
+        weight.scale = scale.unwrap_or(weight.scale);
+        let desc = Matmul4bitDesc { dtype: DType::BF16, m, weight, bias: i % 2 == 1 };
+        let plan = match config {
+            Some((config, _)) => desc.plan_with(TARGET, config),
+            None => desc.plan(TARGET),
+        };
+        plan.expect("plan")
+    }));
+}
+
+#[test]
+fn defects_of_products_with_4_bit_weights_are_noticed() {
+    of_four_bits(WeightFormat::Nf4, Some(ScaleFormat::Nested), &[]);
+}
+
+#[test]
+#[ignore = "nightly: mutation-products"]
+fn defects_of_products_with_other_4_bit_weights_are_noticed() {
+    let configs = four_bits::configs();
+    let of = |words: u32| configs.iter().copied().filter(|c| c.words == words).collect::<Vec<_>>();
+    of_four_bits(WeightFormat::Int4Asymmetric, None, &of(2));
+    of_four_bits(WeightFormat::Mxfp4, None, &of(1));
 }

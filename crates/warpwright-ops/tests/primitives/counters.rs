@@ -31,6 +31,7 @@ use warpwright_ops::linear_cross_entropy::LinearCrossEntropyDesc;
 use warpwright_ops::local_response_norm::{
     Coefficients, LocalResponseNormBackwardDesc, LocalResponseNormDesc,
 };
+use warpwright_ops::matmul_4bit::{Matmul4bitBackwardDesc, Matmul4bitDesc, Weight4bitDesc, WeightFormat};
 use warpwright_ops::optimizer::{Adam, ClipGradNormDesc, GradNormDesc, Norm, OptimizerDesc, Rule, Sgd};
 use warpwright_ops::plan::{Access, Layout as Layout4, View};
 use warpwright_ops::pool::{
@@ -68,8 +69,8 @@ const ROW: usize = 4096;
 /// positions of least elements of neighbouring columns are such a vector, too. Steps of a convolution read the taps of neighbouring
 /// channels, which lie one after the other, for a few elements of each. The seed of dropout has 64 bits and is the same for all lanes,
 /// which counts once for each half of a warp, and so do the numbers of an optimizer's step. Lanes that rotate two groups of heads of a token read the same row of a table. Indices are
-/// sorted by a binary search and by scattering them.
-const GATHERS: [&str; 22] = [
+/// sorted by a binary search and by scattering them. Lanes that decode 4-bit weights read the scales of eight rows, of a few bytes each.
+const GATHERS: [&str; 32] = [
     "quantize_nested forward",
     "attention forward",
     "attention backward",
@@ -92,6 +93,16 @@ const GATHERS: [&str; 22] = [
     "adamw forward",
     "adam forward",
     "sgd forward",
+    "matmul_4bit_nf4 forward",
+    "matmul_4bit_nf4 backward",
+    "matmul_4bit_fp4 forward",
+    "matmul_4bit_fp4 backward",
+    "matmul_4bit_int4 forward",
+    "matmul_4bit_int4 backward",
+    "matmul_4bit_int4_asymmetric forward",
+    "matmul_4bit_int4_asymmetric backward",
+    "matmul_4bit_mxfp4 forward",
+    "matmul_4bit_mxfp4 backward",
 ];
 
 /// Products of transposed matrices of few columns, whose small tiles meet some banks twice.
@@ -241,6 +252,7 @@ fn every_primitive() -> Vec<(String, Counters)> {
         let product = product.plan(TARGET).expect("plan");
         add(product.op(), "forward", count(&product));
     }
+    four_bits(&mut add);
     // How often a persistent kernel polls is not always the same.
     for cell in [Cell::Lstm, Cell::Gru, Cell::RnnTanh] {
         let sequence = RecurrentDesc::new(cell, dtype, [2, 16, 64, 64]);
@@ -306,6 +318,20 @@ fn every_primitive() -> Vec<(String, Counters)> {
     let plan = desc.plan(TARGET).expect("plan");
     add(plan.op(), "backward", count(&plan));
     all
+}
+
+/// A few rows with a weight of 4 bits, and gradients of many.
+fn four_bits(add: &mut dyn FnMut(&str, &str, Counters)) {
+    for format in WeightFormat::ALL {
+        let weight = Weight4bitDesc::new(format, [128, 2048], 32);
+        let forward = Matmul4bitDesc { dtype: DType::BF16, m: 8, weight, bias: true };
+        let forward = forward.plan(TARGET).expect("plan");
+        add(forward.op(), "forward", count(&forward));
+        let weight = Weight4bitDesc::new(format, [128, 256], 32);
+        let backward = Matmul4bitBackwardDesc { dtype: DType::BF16, m: 64, weight };
+        let backward = backward.plan(TARGET).expect("plan");
+        add(backward.op(), "backward", count(&backward));
+    }
 }
 
 /// Queries with two rounds of heads and keys with one, in rows of 512 bytes.

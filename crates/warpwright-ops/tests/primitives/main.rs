@@ -20,6 +20,7 @@ mod group_norm;
 mod grouped_gemm;
 mod kv_cache;
 mod linear_cross_entropy;
+mod matmul_4bit;
 mod null_device;
 mod optimizer;
 mod plans;

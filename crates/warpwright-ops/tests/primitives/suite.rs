@@ -22,7 +22,7 @@ pub(crate) enum Sample {
 }
 
 /// The operations whose cases take nearly all of the time.
-const LONG: [&str; 12] = [
+const LONG: [&str; 17] = [
     "attention",
     "conv",
     "gemm",
@@ -31,6 +31,11 @@ const LONG: [&str; 12] = [
     "k_grouped_gemm",
     "linear_cross_entropy",
     "lstm",
+    "matmul_4bit_fp4",
+    "matmul_4bit_int4",
+    "matmul_4bit_int4_asymmetric",
+    "matmul_4bit_mxfp4",
+    "matmul_4bit_nf4",
     "rnn",
     "scaled_gemm_e4m3",
     "scaled_gemm_e5m2",

@@ -24,6 +24,7 @@ from ._graphs import graphed
 from ._grouped import grouped_mm
 from ._groups import group_norm, instance_norm
 from ._kv_cache import append_kv_cache
+from ._linear_4bit import linear_4bit
 from ._linear_cross_entropy import linear_cross_entropy
 from ._local_response import local_response_norm
 from ._matmul import addmm, baddbmm, int_mm, linear, matmul, scaled_mm
@@ -122,6 +123,7 @@ __all__ = [
     "layer_norm",
     "leaky_relu",
     "linear",
+    "linear_4bit",
     "linear_cross_entropy",
     "local_response_norm",
     "log_softmax",

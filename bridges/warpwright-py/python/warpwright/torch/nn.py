@@ -9,6 +9,7 @@ from . import _batch, _cross_entropy, _groups, _local_response, _matmul, _operat
 from ._conv_nn import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from ._dropout import Dropout
 from ._embedding import Embedding
+from ._linear_4bit import Linear4bit
 from ._pool_nn import (
     AdaptiveAvgPool1d,
     AdaptiveAvgPool2d,
@@ -61,6 +62,7 @@ __all__ = [
     "LayerNorm",
     "LeakyReLU",
     "Linear",
+    "Linear4bit",
     "LocalResponseNorm",
     "LogSoftmax",
     "MaxPool1d",

@@ -1,0 +1,195 @@
+//! Products with 4-bit weights as Python functions.
+
+use pyo3::prelude::*;
+use warpwright::DType;
+use warpwright::matmul_4bit::{
+    Matmul4bitArgs, Matmul4bitBackwardArgs, Matmul4bitBackwardDesc, Matmul4bitDesc, ScaleFormat, Weight4bitDesc,
+    WeightFormat,
+};
+use warpwright::plan::PlanCache;
+use warpwright::quantize::nested::BLOCK;
+
+use crate::array::{Array, count, shape_given};
+use crate::call::{Call, Form, present};
+use crate::error;
+use crate::library::{Maybe, Object};
+use crate::matmul::unknown;
+use crate::quantize::expect_len;
+
+/// The arguments of a weight, as they were given.
+struct Given<'a, 'py> {
+    codes: &'a Object<'py>,
+    scales: &'a Object<'py>,
+    shape: &'a Object<'py>,
+    format: &'a str,
+    group_size: usize,
+    zero_points: Maybe<'a, 'py>,
+    nested_absmax: Maybe<'a, 'py>,
+    offset: Maybe<'a, 'py>,
+}
+
+/// A weight: what describes it, and its arrays.
+struct Weight<'py> {
+    desc: Weight4bitDesc,
+    codes: Array<'py>,
+    scales: Array<'py>,
+    zero_points: Option<Array<'py>>,
+    nested_absmax: Option<Array<'py>>,
+    offset: Option<Array<'py>>,
+}
+
+impl<'py> Weight<'py> {
+    fn read(call: &Call<'py>, op: &'static str, given: &Given<'_, 'py>) -> PyResult<Self> {
+        let py = given.codes.py();
+        let known = WeightFormat::ALL.into_iter().find(|format| format.name() == given.format);
+        let expected = "'nf4', 'fp4', 'int4', 'int4_asymmetric' or 'mxfp4'";
+        let format = known.ok_or_else(|| unknown(py, op, ("format", given.format), expected))?;
+        let shape = shape_given(given.shape)?;
+        let &[n, k] = shape.as_slice() else {
+            return Err(error::shape(py, op, "shape", &[0, 0], &shape));
+        };
+        let bytes = |named, expected: usize| {
+            let array = call.row_major(call.read(named)?)?;
+            array.expect_dtype(DType::U8)?;
+            expect_len(&array, expected)?;
+            PyResult::Ok(array)
+        };
+        let scales = call.row_major(call.read(("scales", given.scales))?)?;
+        let scale = match (format, scales.dtype) {
+            (WeightFormat::Mxfp4, _) => {
+                scales.expect_dtype(DType::U8)?;
+                ScaleFormat::E8m0
+            }
+            (WeightFormat::Nf4 | WeightFormat::Fp4, DType::U8) => ScaleFormat::Nested,
+            (_, dtype) => ScaleFormat::Float(dtype),
+        };
+        let group_size = if format == WeightFormat::Mxfp4 { 32 } else { given.group_size };
+        let desc = Weight4bitDesc { format, scale, n, k, group_size };
+        let too_large = || error::shape(py, op, "shape", &[], &shape);
+        n.checked_mul(k).and_then(|len| len.checked_mul(2)).ok_or_else(too_large)?;
+        let groups = desc.group_count();
+        expect_len(&scales, groups)?;
+        let floats = |named, given: Maybe<'_, 'py>, len: usize| {
+            given.map(|object| {
+                let array = call.row_major(call.read((named, object))?)?;
+                array.expect_dtype(DType::F32)?;
+                expect_len(&array, len)?;
+                PyResult::Ok(array)
+            })
+        };
+        Ok(Self {
+            desc,
+            codes: bytes(("codes", given.codes), desc.code_bytes())?,
+            scales,
+            zero_points: given.zero_points.map(|zeros| bytes(("zero_points", zeros), groups)).transpose()?,
+            nested_absmax: floats("nested_absmax", given.nested_absmax, groups.div_ceil(BLOCK)).transpose()?,
+            offset: floats("offset", given.offset, 1).transpose()?,
+        })
+    }
+
+    fn arrays(&self) -> [Option<&Array<'py>>; 5] {
+        let Self { codes, scales, zero_points, nested_absmax, offset, .. } = self;
+        [Some(codes), Some(scales), zero_points.as_ref(), nested_absmax.as_ref(), offset.as_ref()]
+    }
+}
+
+/// The shape of `x`, whose last extent must be `from`, with `to` in its place.
+fn with_last(x: &Array<'_>, from: usize, to: usize) -> PyResult<Vec<usize>> {
+    let mut shape = x.shape.to_vec();
+    match shape.last_mut() {
+        Some(last) if *last == from => *last = to,
+        _ => x.expect_shape(&[&x.shape[..x.shape.len().saturating_sub(1)], &[from]].concat())?,
+    }
+    Ok(shape)
+}
+
+/// `x W^T + bias` with a weight of 4 bits, as checkpoints store it.
+///
+/// x: [..., k], float32, float16 or bfloat16. W stands for `shape`, [n, k], of `format`: "nf4" or "fp4", bitsandbytes' codes of the flattened
+/// matrix; "int4", low nibble first in [n, ceil(k / 2)] with 8 added, compressed-tensors' `weight_packed` as bytes; "int4_asymmetric", the same
+/// with zero points; "mxfp4", e2m1. codes: uint8. scales: one for `group_size` elements, of the flattened matrix for nf4 and fp4, otherwise of a
+/// row; float32, float16 or bfloat16; uint8 where they are nested, with nested_absmax and offset as `quantize_nested` returns them, and for mxfp4,
+/// whose groups are of 32. zero_points: uint8. bias: [n], of the type of x. The result is [..., n].
+#[pyfunction]
+#[pyo3(signature = (x, codes, scales, shape, format="nf4", group_size=64, *, zero_points=None, nested_absmax=None, offset=None, bias=None, out=None, stream=None))]
+#[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
+pub(crate) fn matmul_4bit<'py>(
+    x: &Object<'py>,
+    codes: &Object<'py>,
+    scales: &Object<'py>,
+    shape: &Object<'py>,
+    format: &str,
+    #[pyo3(from_py_with = count)] group_size: usize,
+    zero_points: Maybe<'_, 'py>,
+    nested_absmax: Maybe<'_, 'py>,
+    offset: Maybe<'_, 'py>,
+    bias: Maybe<'_, 'py>,
+    out: Maybe<'_, 'py>,
+    stream: Maybe<'_, 'py>,
+) -> PyResult<Object<'py>> {
+    static PLANS: PlanCache<Matmul4bitDesc> = PlanCache::new();
+    const OP: &str = "matmul_4bit";
+    let (call, x) = Call::new(OP, ("x", x), stream)?;
+    let x = call.row_major(x)?;
+    let given = Given { codes, scales, shape, format, group_size, zero_points, nested_absmax, offset };
+    let weight = Weight::read(&call, OP, &given)?;
+    let Weight4bitDesc { n, k, .. } = weight.desc;
+    let shape = with_last(&x, k, n)?;
+    let m = shape.iter().rev().skip(1).product();
+    let desc = Matmul4bitDesc { dtype: x.dtype, m, weight: weight.desc, bias: bias.is_some() };
+    let plan = call.plan(&PLANS, &desc)?;
+    let bias = call.optional(("bias", bias), x.dtype, &[n])?;
+    let outputs =
+        [Some(call.output(("out", out), &x, Form::RowMajor(x.dtype, &shape))?), call.workspace(&plan, &x)?];
+    let [codes, scales, zero_points, nested_absmax, offset] = weight.arrays();
+    let inputs = [Some(&x), codes, scales, zero_points, nested_absmax, offset, bias.as_ref()];
+    let [y, _] = call.run_some(inputs, outputs, move |stream, inputs, [y, workspace]| {
+        let [x, weight, scales, zero_points, nested_absmax, offset, bias] = inputs;
+        let (x, weight, scales, y) = (present(x), present(weight), present(scales), present(y));
+        let args =
+            Matmul4bitArgs { x, weight, scales, zero_points, nested_absmax, offset, bias, y, workspace };
+        Ok(plan.launch(stream, args)?)
+    })?;
+    Ok(present(y))
+}
+
+/// The gradient of `matmul_4bit` by x: `dy W`, [..., k], of the type of dy, which is [..., n]. The weight is as there.
+#[pyfunction]
+#[pyo3(signature = (dy, codes, scales, shape, format="nf4", group_size=64, *, zero_points=None, nested_absmax=None, offset=None, out=None, stream=None))]
+#[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
+pub(crate) fn matmul_4bit_backward<'py>(
+    dy: &Object<'py>,
+    codes: &Object<'py>,
+    scales: &Object<'py>,
+    shape: &Object<'py>,
+    format: &str,
+    #[pyo3(from_py_with = count)] group_size: usize,
+    zero_points: Maybe<'_, 'py>,
+    nested_absmax: Maybe<'_, 'py>,
+    offset: Maybe<'_, 'py>,
+    out: Maybe<'_, 'py>,
+    stream: Maybe<'_, 'py>,
+) -> PyResult<Object<'py>> {
+    static PLANS: PlanCache<Matmul4bitBackwardDesc> = PlanCache::new();
+    const OP: &str = "matmul_4bit_backward";
+    let (call, dy) = Call::new(OP, ("dy", dy), stream)?;
+    let dy = call.row_major(dy)?;
+    let given = Given { codes, scales, shape, format, group_size, zero_points, nested_absmax, offset };
+    let weight = Weight::read(&call, OP, &given)?;
+    let Weight4bitDesc { n, k, .. } = weight.desc;
+    let shape = with_last(&dy, n, k)?;
+    let m = shape.iter().rev().skip(1).product();
+    let plan = call.plan(&PLANS, &Matmul4bitBackwardDesc { dtype: dy.dtype, m, weight: weight.desc })?;
+    let outputs =
+        [Some(call.output(("out", out), &dy, Form::RowMajor(dy.dtype, &shape))?), call.workspace(&plan, &dy)?];
+    let [codes, scales, zero_points, nested_absmax, offset] = weight.arrays();
+    let inputs = [Some(&dy), codes, scales, zero_points, nested_absmax, offset];
+    let [dx, _] = call.run_some(inputs, outputs, move |stream, inputs, [dx, workspace]| {
+        let [dy, weight, scales, zero_points, nested_absmax, offset] = inputs;
+        let (dy, weight, scales, dx) = (present(dy), present(weight), present(scales), present(dx));
+        let args =
+            Matmul4bitBackwardArgs { dy, weight, scales, zero_points, nested_absmax, offset, dx, workspace };
+        Ok(plan.launch(stream, args)?)
+    })?;
+    Ok(present(dx))
+}

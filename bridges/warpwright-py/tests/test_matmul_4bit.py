@@ -1,0 +1,138 @@
+"""Products with 4-bit weights: numpy arrays in the emulator, and `warpwright.torch` against PyTorch."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from conftest import distance
+
+import warpwright as ww
+
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=np.float64)
+
+
+@pytest.fixture
+def weight(random):
+    return random.standard_normal((24, 64)).astype(np.float32)
+
+
+@pytest.mark.parametrize("format", ["nf4", "fp4"])
+@pytest.mark.parametrize("rows", [(), (3,), (2, 20)])
+def test_products_are_those_of_what_codes_stand_for(random, weight, format, rows):
+    codes, scales = getattr(ww, f"quantize_{format}")(weight, 64)
+    numbers = getattr(ww, f"dequantize_{format}")(codes, scales, weight.shape, 64).astype(np.float64)
+    x = random.standard_normal((*rows, 64)).astype(np.float32)
+    bias = random.standard_normal(24).astype(np.float32)
+    y = ww.matmul_4bit(x, codes, scales, weight.shape, format, bias=bias)
+    assert y.shape == (*rows, 24) and distance(y, x @ numbers.T + bias) < 1e-6
+    dy = random.standard_normal((*rows, 24)).astype(np.float32)
+    dx = ww.matmul_4bit_backward(dy, codes, scales, weight.shape, format)
+    assert dx.shape == x.shape and distance(dx, dy @ numbers) < 1e-6
+
+
+def test_half_types_are_rounded_once(random, weight):
+    codes, scales = ww.quantize_nf4(weight, 64)
+    numbers = ww.dequantize_nf4(codes, scales, weight.shape, 64).astype(np.float64)
+    x = random.standard_normal((5, 64)).astype(np.float16)
+    assert distance(ww.matmul_4bit(x, codes, scales, weight.shape), x @ numbers.T) < 4e-4
+
+
+def test_nested_scales(random, weight):
+    codes, scales = ww.quantize_nf4(weight, 64)
+    nested, absmax, offset = ww.quantize_nested(scales)
+    back = ww.dequantize_nested(nested, absmax, offset)
+    numbers = ww.dequantize_nf4(codes, back, weight.shape, 64).astype(np.float64)
+    x = random.standard_normal((2, 64)).astype(np.float32)
+    y = ww.matmul_4bit(x, codes, nested, weight.shape, nested_absmax=absmax, offset=offset)
+    assert distance(y, x @ numbers.T) < 1e-6
+
+
+@pytest.mark.parametrize("asymmetric", [False, True])
+def test_integers_in_groups_of_a_row(random, asymmetric):
+    q = random.integers(0, 16, (10, 90), dtype=np.uint8)
+    scales = random.random((10, 3)).astype(np.float16) + np.float16(0.5)
+    zeros = random.integers(0, 16, (10, 3), dtype=np.uint8) if asymmetric else np.full((10, 3), 8, np.uint8)
+    numbers = (q.astype(np.float64) - np.repeat(zeros, 32, 1)[:, :90]) * np.repeat(scales, 32, 1)[:, :90]
+    codes = q[:, ::2] | q[:, 1::2] << 4
+    x = random.standard_normal((3, 90)).astype(np.float32)
+    form = {"format": "int4_asymmetric", "zero_points": zeros} if asymmetric else {"format": "int4"}
+    y = ww.matmul_4bit(x, codes, scales, (10, 90), group_size=32, **form)
+    assert distance(y, x @ numbers.T) < 1e-6
+
+
+def test_mxfp4(random):
+    q = random.integers(0, 16, (8, 96), dtype=np.uint8)
+    exponents = random.integers(120, 130, (8, 3), dtype=np.uint8)
+    numbers = np.where(q < 8, 1, -1) * E2M1[q & 7] * np.repeat(2.0 ** (exponents.astype(int) - 127), 32, 1)
+    x = random.standard_normal((4, 96)).astype(np.float32)
+    y = ww.matmul_4bit(x, q[:, ::2] | q[:, 1::2] << 4, exponents, (8, 96), "mxfp4")
+    assert distance(y, x @ numbers.T) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"format": "nf5"}, ww.ParameterError, "format is 'nf5'"),
+        ({"shape": (24, 63)}, ww.ShapeError, "codes has 768 elements, expected 756|scales has"),
+        ({"shape": (24,)}, ww.ShapeError, "shape"),
+        ({"x": np.zeros((2, 63), np.float32)}, ww.ShapeError, "x has shape"),
+        ({"x": np.zeros((2, 64), np.float64)}, ww.DtypeError, "x"),
+        ({"group_size": 32}, ww.ShapeError, "scales has 24 elements, expected 48"),
+        ({"bias": np.zeros(23, np.float32)}, ww.ShapeError, "bias"),
+        ({"codes": np.zeros(768, np.int8)}, ww.DtypeError, "codes"),
+    ],
+)
+def test_what_is_refused(weight, change, error, text):
+    codes, scales = ww.quantize_nf4(weight, 64)
+    given = {"x": np.zeros((2, 64), np.float32), "codes": codes, "scales": scales, "shape": weight.shape, **change}
+    with pytest.raises(error, match=text):
+        ww.matmul_4bit(**given)
+
+
+def test_a_layer_of_pytorch():
+    torch = pytest.importorskip("torch")
+    from warpwright import torch as wt
+
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(64, 24)
+    for options in ({}, {"quant_type": "fp4", "compress_statistics": False, "blocksize": 128}):
+        layer = wt.nn.Linear4bit.from_linear(linear, **options)
+        x = torch.randn(3, 64, requires_grad=True)
+        y = layer(x)
+        assert (y - linear(x)).norm() < 0.2 * linear(x).norm()
+        y.square().sum().backward()
+        # The rows of the weight, one by one.
+        numbers = layer(torch.eye(64)).detach() - layer.bias.detach()
+        assert torch.allclose(x.grad, 2 * y.detach() @ numbers.T, rtol=1e-4, atol=1e-5)
+        assert torch.allclose(layer.bias.grad, 2 * y.detach().sum(0), rtol=1e-5, atol=1e-5)
+
+        state = layer.state_dict()
+        kind = layer.quant_type
+        packed = json.loads(bytes(state[f"weight.quant_state.bitsandbytes__{kind}"].tolist()))
+        assert packed["shape"] == [24, 64] and packed["quant_type"] == kind and packed["dtype"] == "float32"
+        assert state["weight"].shape == (768, 1) and ("weight.nested_absmax" in state) == layer.compress_statistics
+        other = wt.nn.Linear4bit(64, 24)
+        assert not any(other.load_state_dict(state))
+        assert torch.equal(other(x), y) and torch.equal(other.half().scales, layer.scales)
+        del state["weight.absmax"]
+        with pytest.raises(RuntimeError, match="Missing key"):
+            other.load_state_dict(state)
+
+
+def test_an_operator_of_pytorch():
+    torch = pytest.importorskip("torch")
+    from warpwright import torch as wt
+
+    weight = torch.randn(24, 64)
+    codes, scales = wt.quantize_nf4(weight, 64)
+    numbers = wt.dequantize_nf4(codes, scales, weight.shape, 64)
+    x = torch.randn(2, 5, 64, requires_grad=True)
+    function = torch.compile(lambda x: wt.linear_4bit(x, codes, scales, weight.shape), backend="eager")
+    y = function(x)
+    assert torch.allclose(y, x @ numbers.T, rtol=1e-4, atol=1e-5)
+    (dx,) = torch.autograd.grad(y.sum(), x)
+    assert torch.allclose(dx, numbers.sum(0).expand_as(x), rtol=1e-4, atol=1e-5)
+    arguments = (x, None, codes, scales, None, None, None, 24, 64, "nf4", 64)
+    torch.library.opcheck(torch.ops.warpwright.linear_4bit.default, arguments)

@@ -1,0 +1,416 @@
+//! Products of few rows: warps stream the weight, decode it in registers and multiply on tensor cores.
+//!
+//! The weight is the left operand of `m16n8k16`, its rows the rows, and `x`, transposed, the right one. The common index of a product may
+//! run in any order as long as it is the same for both: of a slice of `32 words` elements each of the four lanes of a row takes
+//! `8 words` neighbours, so that it loads its codes at once. All of them share a scale, which multiplies the sums of the slice.
+//!
+//! A byte of codes is looked up in a table of pairs in shared memory, of which each lane has a copy in a bank of its own.
+//!
+//! A block goes through tiles of rows of the weight, its warps through runs of four slices of the common dimension, and loads the
+//! slices of the next run while it multiplies those of the last. Sums of the warps are added in their order.
+
+use warpwright_dsl::prelude::*;
+
+use super::scales::{Groups, Loaded, ScaleArgs, fill_map};
+use super::tuning::{ATOM_COLS, ATOM_ROWS, SLICES, StreamConfig, TABLE_BYTES};
+
+kernel_args! {
+    /// `y = x W^T + bias`, or the sums of a part of the common dimension
+    pub(super) struct StreamArgs => StreamParams {
+        x: In<Elem>, weight: In<u8>, scale: ScaleArgs, bias: In<Elem>, y: Out<Elem>,
+        m: u32, n: u32, k: u32,
+        /// How much of the common dimension a block along y of the grid takes.
+        part: u32,
+        /// Bytes from one row of `x` in shared memory to the next.
+        x_pitch: u32,
+        /// Slices from one row of the weight to the next, as scales count them, and the logarithm of how many share one.
+        group_pitch: u32, group_shift: u32,
+    }
+}
+
+/// A product of few rows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stream {
+    pub(super) dtype: DType,
+    pub(super) groups: Groups,
+    pub(super) config: StreamConfig,
+    pub(super) bias: bool,
+    /// Whether sums of parts are stored as they are, in f32, one matrix after the other.
+    pub(super) parts: bool,
+}
+
+/// Codes and scales of a slice, as they were loaded: for each row of a lane.
+#[derive(Clone, Debug)]
+struct Slice<'k> {
+    codes: Vec<Vec<U32<'k>>>,
+    scales: Vec<Loaded<'k>>,
+}
+warpwright_dsl::carry!(Slice { codes, scales });
+
+/// The rows of a lane in a tile of 16: pairs of both, and their scales and zero points.
+struct WeightTile<'k> {
+    pairs: [Vec<U32<'k>>; 2],
+    scales: [(F32<'k>, Option<F32<'k>>); 2],
+}
+
+impl<'k> WeightTile<'k> {
+    /// The operand of a product of the slice.
+    fn fragment(&self, k: K<'k>, atom: MmaAtom, step: usize) -> Fragment<'k, MatrixA> {
+        let [upper, lower] = &self.pairs;
+        let i = 2 * step;
+        Fragment::a(k, atom, &[upper[i], lower[i], upper[i + 1], lower[i + 1]])
+    }
+}
+
+/// Where a warp is: the tile of the block, and the step in it.
+#[derive(Clone, Copy)]
+struct Position<'k> {
+    tile: U32<'k>,
+    step: U32<'k>,
+}
+warpwright_dsl::carry!(Position { tile, step });
+
+/// A lane's rows of a tile, from which slices are loaded.
+struct Rows<'k> {
+    codes: Vec<Ptr<'k, Read, u8>>,
+    /// The first slice of each, as scales count them.
+    groups: Vec<U32<'k>>,
+    /// Whether there is another tile; otherwise one place is read again and again.
+    there: Pred<'k>,
+}
+
+/// What does not change while a block runs.
+struct Block<'k> {
+    k: K<'k>,
+    p: StreamParams<'k>,
+    kernel: Stream,
+    decoder: super::scales::Decoder<'k>,
+    /// The lane's copy of the table.
+    table: Ptr<'k, Shared, u8>,
+    sums: Ptr<'k, Shared, f32>,
+    /// The lane's elements of the rows of `x`.
+    x: Vec<Ptr<'k, Shared, u32>>,
+    warp: U32<'k>,
+    /// The lane's row and its number in it.
+    row: U32<'k>,
+    quad: U32<'k>,
+    /// The first slice of the part, and how many slices and runs it has.
+    first: U32<'k>,
+    slices: U32<'k>,
+    runs: U32<'k>,
+    /// Steps of a tile.
+    steps: U32<'k>,
+}
+
+impl KernelDef for Stream {
+    type Args = StreamArgs;
+
+    fn spec(&self) -> KernelSpec {
+        let parts = if self.parts { "_parts" } else { "" };
+        let bias = if self.bias { "_bias" } else { "" };
+        let (groups, config) = (self.groups.name(), self.config.name());
+        let name = format!("matmul_4bit_{groups}_{}_{config}{bias}{parts}", self.dtype);
+        let y = if self.parts { DType::F32 } else { self.dtype };
+        let dtypes = DTypes::NONE.with("x", self.dtype).with("bias", self.dtype).with("y", y);
+        KernelSpec::new(name, BlockDim::x(self.config.threads()))
+            .dtypes(self.groups.dtypes(dtypes))
+            .min_blocks_per_sm(self.config.blocks)
+    }
+
+    fn build<'k>(&self, k: K<'k>, p: StreamParams<'k>) {
+        let config = self.config;
+        // Tables, then sums, then x.
+        let table = k.dynamic_shared::<u8>();
+        self.fill_table(k, table.cast::<u32>());
+        let map = self.groups.is_nested().then(|| table.at(u64::from(TABLE_BYTES)).cast::<f32>());
+        map.into_iter().for_each(|map| fill_map(k, map));
+        let sums = table
+            .at(u64::from(config.fixed_bytes(self.groups.is_nested()) - config.sums_bytes()))
+            .cast::<f32>();
+        let x = table.at(u64::from(config.fixed_bytes(self.groups.is_nested())));
+        k.after_previous_grid();
+        let begin = k.block_idx_y() * p.part;
+        let len = (begin + p.part).min(p.k) - begin;
+        let (slice, run) = (config.slice().trailing_zeros(), config.run());
+        let runs = (len + (run - 1)) >> run.trailing_zeros();
+        let of_step = config.warps * config.runs;
+        let (lane, warp) = (k.lane_idx(), k.warp_idx());
+        let (row, quad) = (lane >> 2, lane & 3);
+        let of_lane = |t: u32| {
+            let row = (row + t * ATOM_COLS).min(p.m - 1);
+            x.at(row * p.x_pitch + quad * (16 * config.words)).cast::<u32>()
+        };
+        let block = Block {
+            k,
+            p,
+            kernel: *self,
+            decoder: self.groups.decoder_with(p.scale, map),
+            table: table.at(lane << 2),
+            sums,
+            x: (0..config.col_tiles).map(of_lane).collect(),
+            warp,
+            row,
+            quad,
+            first: begin >> slice,
+            slices: len >> slice,
+            runs,
+            steps: (runs + (of_step - 1)) / of_step,
+        };
+        block.run((begin, len), x);
+    }
+}
+
+impl Stream {
+    /// Writes the pairs of all bytes to every bank.
+    fn fill_table<'k>(&self, k: K<'k>, table: Ptr<'k, Shared, u32>) {
+        let pairs = k.constant_table::<u32>(&self.groups.format.pairs(self.dtype));
+        k.for_each(k.range(k.thread_idx(), 256, self.config.threads()), |entry| {
+            let pair = Lanes::splat(pairs.at(entry).get(), 4);
+            // Lanes begin at different banks.
+            for part in 0..8u32 {
+                let bank = ((entry + part) & 7) << 2;
+                table.at((entry << 5) + bank).store(pair.clone());
+            }
+        });
+    }
+}
+
+impl<'k> Block<'k> {
+    fn run(&self, (begin, len): (U32<'k>, U32<'k>), x: Ptr<'k, Shared, u8>) {
+        let (k, p) = (self.k, self.p);
+        let rows = self.kernel.config.rows();
+        let tiles = (p.n + (rows - 1)) / rows;
+        let (first, blocks) = (k.block_idx_x(), k.grid_dim_x());
+        let zero = k.lit(0u32);
+        let start = Position { tile: first, step: zero };
+        // Codes first: they come from far, and meanwhile x is copied.
+        let slices = self.load_all(start, k.lit(true));
+        self.copy_x(x, begin, len);
+        k.wait_copies(0);
+        k.barrier();
+        k.start_next_grid();
+        let of_block = (tiles - first + (blocks - 1)) / blocks;
+        let total = of_block * self.steps;
+        let state = (slices, self.zeros(), start, zero);
+        let _ = k.fold(k.range(0, total, 1), state, |i, (mut slices, mut sums, at, turn)| {
+            let last = (at.step + 1).eq(self.steps);
+            let next = Position {
+                tile: last.select(at.tile + blocks, at.tile),
+                step: last.select(zero, at.step + 1),
+            };
+            let rows = self.rows_of(next, (i + 1).lt(total));
+            for run in 0..self.kernel.config.runs {
+                let (now, then) = (self.run_of(at.step, run), self.run_of(next.step, run));
+                let of_run = (run * SLICES) as usize;
+                sums = k.if_else(
+                    now.lt(self.runs),
+                    || {
+                        let loaded = (0..SLICES).zip(&slices[of_run..]);
+                        loaded.fold(sums.clone(), |sums, (slice, loaded)| {
+                            self.products(now, slice, loaded, &sums)
+                        })
+                    },
+                    || sums.clone(),
+                );
+                for slice in 0..SLICES {
+                    slices[of_run + slice as usize] = self.load(&rows, then, slice);
+                }
+            }
+            let sums = k.if_else(
+                last,
+                || {
+                    self.finish(at.tile, turn, &sums);
+                    self.zeros()
+                },
+                || sums.clone(),
+            );
+            (slices, sums, next, last.select(turn + self.kernel.config.col_tiles, turn))
+        });
+    }
+
+    fn zeros(&self) -> Vec<F32<'k>> {
+        let config = self.kernel.config;
+        (0..config.row_tiles * config.col_tiles * 4).map(|_| self.k.lit(0.0)).collect()
+    }
+
+    /// The run that the warp takes in a step.
+    fn run_of(&self, step: U32<'k>, run: u32) -> U32<'k> {
+        let config = self.kernel.config;
+        step * (config.warps * config.runs) + (self.warp + run * config.warps)
+    }
+
+    /// Starts the copies of the part of `x`, 16 bytes each, and fills its last run with zeros.
+    fn copy_x(&self, to: Ptr<'k, Shared, u8>, begin: U32<'k>, len: U32<'k>) {
+        let (k, p) = (self.k, self.p);
+        let (run, pieces) = (self.kernel.config.run(), len >> 3);
+        let all = self.runs << (run / 8).trailing_zeros();
+        k.for_each(k.range(k.thread_idx(), all, self.kernel.config.threads()), |piece| {
+            let there = piece.lt(pieces);
+            k.for_each(k.range(0, p.m, 1), |row| {
+                let to = to.at(row * p.x_pitch + (piece << 4));
+                k.if_else(
+                    there,
+                    || to.copy_16(p.x.at(row.mul_wide(p.k)).at(begin + (piece << 3))),
+                    || to.cast::<u32>().store(Lanes::constant(k, 0, 4)),
+                );
+            });
+        });
+        k.commit_copies();
+    }
+
+    /// The lane's rows of a tile.
+    fn rows_of(&self, at: Position<'k>, there: Pred<'k>) -> Rows<'k> {
+        let (p, config) = (self.p, self.kernel.config);
+        let base = p.weight.address();
+        let bytes = (p.k >> 1).to_u64();
+        let mut rows = Rows { codes: Vec::new(), groups: Vec::new(), there };
+        for half in 0..2 * config.row_tiles {
+            // Rows behind the last are computed, and not stored.
+            let row = (at.tile * config.rows() + (self.row + half * (ATOM_ROWS / 2))).min(p.n - 1);
+            let within =
+                (self.first << (16 * config.words).trailing_zeros()) + self.quad * (4 * config.words);
+            let address = row.to_u64().mul_add(bytes, base + within.to_u64());
+            rows.codes.push(p.weight.non_coherent().at_address(there.select(address, base)));
+            rows.groups.push(row * p.group_pitch + self.first);
+        }
+        rows
+    }
+
+    fn load_all(&self, at: Position<'k>, there: Pred<'k>) -> Vec<Slice<'k>> {
+        let rows = self.rows_of(at, there);
+        let all = (0..self.kernel.config.runs).flat_map(|run| (0..SLICES).map(move |slice| (run, slice)));
+        all.map(|(run, slice)| self.load(&rows, self.run_of(at.step, run), slice)).collect()
+    }
+
+    /// Loads a slice of a run. One behind the end is the last of all.
+    fn load(&self, rows: &Rows<'k>, run: U32<'k>, slice: u32) -> Slice<'k> {
+        let (k, config) = (self.k, self.kernel.config);
+        let at = ((run << SLICES.trailing_zeros()) + slice).min(self.slices - 1);
+        let at = rows.there.select(at, 0);
+        let words = |codes: &Ptr<'k, Read, u8>| {
+            codes
+                .at(at << (16 * config.words).trailing_zeros())
+                .cast::<u32>()
+                .load(config.words)
+                .into_iter()
+                .collect()
+        };
+        let scale = |first: &U32<'k>| {
+            let group = (*first + at) >> self.p.group_shift;
+            self.decoder.load(rows.there.select(group, k.lit(0u32)))
+        };
+        Slice {
+            codes: rows.codes.iter().map(words).collect(),
+            scales: rows.groups.iter().map(scale).collect(),
+        }
+    }
+
+    /// `sums` and the products of a slice. One behind the end of the part has a scale of 0, and zeros of `x`.
+    fn products(&self, run: U32<'k>, slice: u32, loaded: &Slice<'k>, sums: &[F32<'k>]) -> Vec<F32<'k>> {
+        let (k, config) = (self.k, self.kernel.config);
+        let atom = k.mma_atom(self.kernel.dtype);
+        let there = ((run << SLICES.trailing_zeros()) + slice).lt(self.slices);
+        let tiles: Vec<WeightTile<'k>> =
+            (0..config.row_tiles as usize).map(|tile| self.decoded(loaded, tile, there)).collect();
+        let at = (run * config.run()) >> 1;
+        let mut out = sums.to_vec();
+        for (col, x) in self.x.iter().enumerate() {
+            let x = self.fragments(x.at(at).at(u64::from(slice * config.slice() / 2)), atom);
+            let chain = |a: &dyn Fn(usize) -> Fragment<'k, MatrixA>| {
+                let zero = Accumulator::zero(k, atom);
+                x.iter().enumerate().fold(zero, |sum, (step, b)| sum.mma(&a(step), b))
+            };
+            let of_x = self.kernel.groups.format.has_zero_points().then(|| chain(&|_| self.ones(atom)));
+            for (tile, weight) in tiles.iter().enumerate() {
+                let product = chain(&|step| weight.fragment(k, atom, step));
+                let first = (tile * config.col_tiles as usize + col) * 4;
+                for (i, (product, sum)) in product.lanes().iter().zip(&mut out[first..first + 4]).enumerate()
+                {
+                    let (scale, zero_point) = weight.scales[i / 2];
+                    let product = match (zero_point, &of_x) {
+                        (Some(zero), Some(of_x)) => product - zero * of_x.lanes()[i],
+                        _ => product,
+                    };
+                    *sum = product.mul_add(scale, *sum);
+                }
+            }
+        }
+        out
+    }
+
+    /// The pairs of a tile of rows, and scale and zero point of each of the lane's rows.
+    fn decoded(&self, loaded: &Slice<'k>, tile: usize, there: Pred<'k>) -> WeightTile<'k> {
+        let times = self.kernel.groups.format.times(self.kernel.dtype);
+        let pairs = |half: usize| {
+            let codes = loaded.codes[2 * tile + half].iter();
+            codes.flat_map(|word| (0..4).map(|byte| self.pair(*word, byte))).collect()
+        };
+        let scale = |half: usize| {
+            let loaded = &loaded.scales[2 * tile + half];
+            let scale = self.decoder.scale(self.k, loaded);
+            let scale = if times == 1.0 { scale } else { scale * times.recip() };
+            (there.select(scale, 0.0), self.decoder.zero_point(loaded))
+        };
+        WeightTile { pairs: [0, 1].map(pairs), scales: [0, 1].map(scale) }
+    }
+
+    /// The lane's elements of a slice of eight rows of `x`.
+    fn fragments(&self, x: Ptr<'k, Shared, u32>, atom: MmaAtom) -> Vec<Fragment<'k, MatrixB>> {
+        let vectors = (0..self.kernel.config.words).flat_map(|i| x.at(u64::from(4 * i)).load::<u32>(4));
+        let words: Vec<U32<'k>> = vectors.collect();
+        words.chunks(2).map(|pair| Fragment::b(self.k, atom, pair)).collect()
+    }
+
+    /// Ones, whose products are sums of `x`.
+    fn ones(&self, atom: MmaAtom) -> Fragment<'k, MatrixA> {
+        let pair: u32 = if atom == MmaAtom::BF16 { 0x3f80_3f80 } else { 0x3c00_3c00 };
+        let words: Vec<U32<'k>> = (0..4).map(|_| self.k.lit(pair)).collect();
+        Fragment::a(self.k, atom, &words)
+    }
+
+    /// The numbers of a byte of codes.
+    fn pair(&self, word: U32<'k>, byte: u32) -> U32<'k> {
+        let byte = word.permute(0, 0x4440 | byte);
+        self.table.at(byte << 7).cast::<u32>().get()
+    }
+
+    /// Adds the sums of the warps of a tile, eight columns at a time, and stores them. `turn` says which half of the memory for sums is
+    /// free: it is so once all threads have come to the barrier behind the sums of the other.
+    fn finish(&self, tile: U32<'k>, turn: U32<'k>, sums: &[F32<'k>]) {
+        let (k, p, config) = (self.k, self.p, self.kernel.config);
+        let (rows, pitch) = (config.rows(), config.sums_pitch());
+        let of_warp = ATOM_COLS * pitch;
+        let origin = self.quad * (2 * pitch) + self.row;
+        for atom in 0..config.col_tiles {
+            let half = self.sums.at(((turn + atom) & 1) * (config.warps * of_warp));
+            let mine = half.at(self.warp * of_warp + origin);
+            for slab in 0..config.row_tiles {
+                let first = ((slab * config.col_tiles + atom) * 4) as usize;
+                for (i, sum) in (0u32..).zip(&sums[first..first + 4]) {
+                    let at = i % 2 * pitch + slab * ATOM_ROWS + i / 2 * (ATOM_ROWS / 2);
+                    mine.at(u64::from(at)).set(*sum);
+                }
+            }
+            k.barrier();
+            let first = k.lit(ATOM_COLS * atom);
+            let cols = (p.m.max(first) - first).min(ATOM_COLS);
+            let shift = rows.trailing_zeros();
+            k.for_each(k.range(k.thread_idx(), cols << shift, config.threads()), |i| {
+                let (row, col) = (i & (rows - 1), i >> shift);
+                let from = half.at(col * pitch + row);
+                let parts = (0..config.warps).map(|warp| from.at(u64::from(warp * of_warp)).get::<f32>());
+                let sum = k.tree("sums of warps", parts.collect::<Vec<_>>(), |a, b| a + b);
+                let column = tile * rows + row;
+                k.if_(column.lt(p.n), || self.store(col + ATOM_COLS * atom, column, sum));
+            });
+        }
+    }
+
+    /// A result, or the sum of a part.
+    fn store(&self, row: U32<'k>, column: U32<'k>, sum: F32<'k>) {
+        let (k, p) = (self.k, self.p);
+        let sum = if self.kernel.bias { sum + p.bias.at(column).get::<f32>() } else { sum };
+        let row = if self.kernel.parts { row + k.block_idx_y() * p.m } else { row };
+        p.y.at(row.mul_wide(p.n) + column.to_u64()).set(sum);
+    }
+}

@@ -1,0 +1,108 @@
+//! The family's rows of the catalogue, its descriptors from options, and the kernels of each primitive.
+
+use warpwright_dsl::MmaAtom;
+use warpwright_ptx::kernel::Kernel;
+use warpwright_ptx::{DType, Target};
+
+use super::scales::Groups;
+use super::{
+    DTYPES, Matmul4bitBackwardDesc, Matmul4bitDesc, ScaleFormat, Weight4bitDesc, WeightFormat, expand,
+    kernel, op, simt, sum, tuning,
+};
+use crate::PlanError;
+use crate::catalogue::{Asked, Direction, Entry, Family, Planned, TARGETS};
+use crate::plan;
+
+/// The family.
+pub(crate) const FAMILY: Family = Family { name: "matmul_4bit", aliases: &[], entries, plan, kernels };
+
+/// The format of an operation.
+fn of_name(name: &str) -> Option<WeightFormat> {
+    WeightFormat::ALL.into_iter().find(|format| op(*format) == name)
+}
+
+/// The family's rows of the catalogue.
+fn entries() -> Vec<Entry> {
+    let both = [Direction::Forward, Direction::Backward];
+    let entry = |format, direction| Entry { op: op(format), direction, dtypes: &DTYPES, targets: &TARGETS };
+    WeightFormat::ALL.into_iter().flat_map(|format| both.map(|direction| entry(format, direction))).collect()
+}
+
+/// Plans what is asked for.
+fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
+    let format = of_name(asked.entry.op).ok_or_else(|| asked.unknown())?;
+    let o = &asked.options;
+    // A square weight, and one row.
+    let side = asked.len.isqrt().max(1);
+    let [n, k] = [o.n(), o.k()].map(|extent| extent.unwrap_or(side));
+    let m = o.m().unwrap_or(1);
+    let group_size = match format {
+        WeightFormat::Mxfp4 => 32,
+        _ => o.block_size().unwrap_or(64),
+    };
+    let mut weight = Weight4bitDesc::new(format, [n, k], group_size);
+    if format.is_flat() && o.nested().is_some() {
+        weight.scale = ScaleFormat::Nested;
+    }
+    let dtype = asked.dtype;
+    if asked.is_backward() {
+        return asked.plan(&Matmul4bitBackwardDesc { dtype, m, weight });
+    }
+    asked.plan(&Matmul4bitDesc { dtype, m, weight, bias: o.bias().is_some() })
+}
+
+/// The ways in which scales of a format are stored.
+fn scales(format: WeightFormat) -> Vec<ScaleFormat> {
+    let floats = DTYPES.map(ScaleFormat::Float);
+    match format {
+        WeightFormat::Mxfp4 => vec![ScaleFormat::E8m0],
+        WeightFormat::Nf4 | WeightFormat::Fp4 => vec![floats[0], ScaleFormat::Nested],
+        _ => floats.to_vec(),
+    }
+}
+
+/// Kernels of each way to store scales and each configuration; with and without bias and parts in one of them.
+fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
+    let unknown = || PlanError::UnknownOperation { name: entry.op.to_owned() };
+    let format = of_name(entry.op).ok_or_else(unknown)?;
+    let mut all = Vec::new();
+    for scale in scales(format) {
+        let groups = Groups { format, scale };
+        for shifts in [true, false] {
+            // Whole groups are of 32.
+            if format == WeightFormat::Mxfp4 && !shifts {
+                continue;
+            }
+            for width in [8, 1] {
+                all.push(plan::recorded(entry.op, &expand::Expand { dtype, groups, shifts, width }, target)?);
+            }
+            if entry.direction == Direction::Forward {
+                for bias in [false, true] {
+                    all.push(plan::recorded(entry.op, &simt::Simt { dtype, groups, shifts, bias }, target)?);
+                }
+            }
+        }
+        let multiplies = dtype != DType::F32 && MmaAtom::of(dtype).is_some_and(|atom| atom.exists(target));
+        if entry.direction == Direction::Backward || !multiplies {
+            continue;
+        }
+        for (i, config) in tuning::configs().into_iter().enumerate() {
+            // Groups of mxfp4 have one slice of one word.
+            if format == WeightFormat::Mxfp4 && config.words != 1 {
+                continue;
+            }
+            let ends: &[(bool, bool)] =
+                if i == 0 { &[(false, false), (true, false), (false, true)] } else { &[(false, false)] };
+            for &(bias, parts) in ends {
+                let kernel = kernel::Stream { dtype, groups, config, bias, parts };
+                all.push(plan::recorded(entry.op, &kernel, target)?);
+            }
+        }
+    }
+    if entry.direction == Direction::Forward {
+        for bias in [false, true] {
+            all.push(plan::recorded(entry.op, &sum::Sum { dtype, bias }, target)?);
+        }
+    }
+    Ok(all)
+}

@@ -1,0 +1,150 @@
+//! Scales and zero points of groups, as kernels read them.
+
+use warpwright_dsl::prelude::*;
+
+use super::format::{ScaleFormat, WeightFormat};
+use crate::quantize::nested::BLOCK;
+use crate::quantize::tables::dynamic_map;
+
+kernel_args! {
+    /// The tensors of scales; of some formats there are not all.
+    pub(super) struct ScaleArgs => ScaleParams {
+        scales: In<Elem>, zero_points: In<u8>, nested_absmax: In<f32>, offset: In<f32>
+    }
+}
+
+/// How the groups of a kernel's weight are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Groups {
+    pub(super) format: WeightFormat,
+    pub(super) scale: ScaleFormat,
+}
+
+/// The scale of a group as it was loaded.
+#[derive(Clone, Debug)]
+pub(super) struct Loaded<'k> {
+    /// A float, or a byte.
+    words: Vec<U32<'k>>,
+    /// The maximum of the block of a nested scale.
+    absmax: Vec<F32<'k>>,
+}
+warpwright_dsl::carry!(Loaded { words, absmax });
+
+/// What scales are decoded with.
+#[derive(Clone, Copy)]
+pub(super) struct Decoder<'k> {
+    groups: Groups,
+    params: ScaleParams<'k>,
+    map: Option<Map<'k>>,
+    offset: Option<F32<'k>>,
+}
+
+/// The dynamic map of nested scales.
+#[derive(Clone, Copy)]
+enum Map<'k> {
+    Global(Ptr<'k, Read, f32>),
+    Shared(Ptr<'k, Shared, f32>),
+}
+
+/// Entries of the dynamic map.
+pub(super) const MAP_LEN: u32 = 256;
+
+impl Groups {
+    /// Its part of the name of a kernel.
+    pub(super) fn name(self) -> String {
+        format!("{}_{}", self.format.name(), self.scale.name())
+    }
+
+    /// The type of `scales` among the arguments of a kernel, whose part they are.
+    pub(super) fn dtypes(self, dtypes: DTypes) -> DTypes {
+        let scales = match self.scale {
+            ScaleFormat::Float(dtype) => dtype,
+            _ => DType::F32,
+        };
+        dtypes.with("scale.scales", scales)
+    }
+
+    pub(super) fn is_nested(self) -> bool {
+        self.scale == ScaleFormat::Nested
+    }
+
+    /// Reads the map from global memory.
+    pub(super) fn decoder<'k>(self, k: K<'k>, params: ScaleParams<'k>) -> Decoder<'k> {
+        let map = self.is_nested().then(|| Map::Global(global_map(k)));
+        Decoder { groups: self, params, map, offset: self.is_nested().then(|| params.offset.get()) }
+    }
+
+    /// Reads the map from where [`fill_map`] has put it.
+    pub(super) fn decoder_with<'k>(
+        self,
+        params: ScaleParams<'k>,
+        map: Option<Ptr<'k, Shared, f32>>,
+    ) -> Decoder<'k> {
+        let map = map.map(Map::Shared);
+        Decoder { groups: self, params, map, offset: self.is_nested().then(|| params.offset.get()) }
+    }
+}
+
+fn global_map(k: K<'_>) -> Ptr<'_, Read, f32> {
+    k.constant_table::<f32>(&dynamic_map().map(f32::to_bits))
+}
+
+/// Copies the dynamic map to shared memory.
+pub(super) fn fill_map<'k>(k: K<'k>, to: Ptr<'k, Shared, f32>) {
+    let from = global_map(k);
+    k.for_each(k.range(k.thread_idx(), MAP_LEN, k.block_threads()), |i| to.at(i).set(from.at(i).get()));
+}
+
+impl<'k> Decoder<'k> {
+    /// Loads what there is of a group.
+    pub(super) fn load(&self, group: U32<'k>) -> Loaded<'k> {
+        let p = self.params;
+        let mut loaded = Loaded { words: Vec::new(), absmax: Vec::new() };
+        match self.groups.scale {
+            ScaleFormat::Float(_) => loaded.absmax.push(p.scales.at(group).get()),
+            ScaleFormat::Nested => {
+                loaded.words.push(p.scales.cast::<u8>().at(group).get());
+                loaded.absmax.push(p.nested_absmax.at(group / BLOCK as u32).get());
+            }
+            ScaleFormat::E8m0 => loaded.words.push(p.scales.cast::<u8>().at(group).get()),
+        }
+        if self.groups.format.has_zero_points() {
+            loaded.words.push(p.zero_points.at(group).get());
+        }
+        loaded
+    }
+
+    /// The scale.
+    pub(super) fn scale(&self, k: K<'k>, loaded: &Loaded<'k>) -> F32<'k> {
+        match self.groups.scale {
+            ScaleFormat::Float(_) => loaded.absmax[0],
+            ScaleFormat::Nested => {
+                let code = loaded.words[0];
+                let value = match self.map {
+                    Some(Map::Global(map)) => map.at(code).get(),
+                    Some(Map::Shared(map)) => map.at(code).get(),
+                    None => k.lit(0.0),
+                };
+                // Two roundings, as the format has it.
+                let scale = value * loaded.absmax[0];
+                self.offset.map_or(scale, |offset| scale + offset)
+            }
+            ScaleFormat::E8m0 => {
+                let exponent = loaded.words[0];
+                let bits = exponent.eq(0).select(k.lit(1u32 << 22), exponent << 23);
+                F32::from_bits(exponent.eq(255).select(k.lit(f32::NAN.to_bits()), bits))
+            }
+        }
+    }
+
+    /// The zero point, if the format has one.
+    pub(super) fn zero_point(&self, loaded: &Loaded<'k>) -> Option<F32<'k>> {
+        let zero = loaded.words.last().filter(|_| self.groups.format.has_zero_points());
+        zero.map(|zero| zero.to_f32())
+    }
+}
+
+/// The group of an element: a size of groups that is a power of two is given as its logarithm.
+pub(super) fn group_of<'k>(element: U64<'k>, divisor: U64<'k>, shifts: bool) -> U32<'k> {
+    (if shifts { element >> divisor.to_u32() } else { element / divisor }).to_u32()
+}
