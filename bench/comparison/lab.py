@@ -54,6 +54,9 @@ def budget(case: Case) -> float:
     if case.op == "scaled_matmul":
         # Tensor cores cut off what is below 14 bits of sums that are not promoted: 2e-3 for 8192 terms, which grows about as a root.
         return 3e-3 * max(1, math.sqrt(case.shape[2] / 8192)) if case.option("accumulation") == "fast" else BUDGETS["bf16"]
+    if case.op == "matmul_4bit":
+        # Weights are rounded, too.
+        return BUDGETS[case.dtype] * math.sqrt(2)
     if case.op in GATES and case.direction == "forward":
         # Sums of more than 1024 terms in f32 err more, as above.
         grows = math.sqrt(max(1, case.shape[-1] / 1024)) if case.factors == "f32" else 1

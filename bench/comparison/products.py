@@ -2,7 +2,8 @@
 
 `matmul`: shape is (m, n, k); `transposed`: b is stored as [n, k], as the weights of linear layers are.
 `grouped_matmul`: shape is (groups, rows of all groups, n, k), groups end at random; `grouping`: `k` if these rows are the common dimension,
-of which each group has a result [n, k]. `scaled_matmul`: the same as `matmul` of 8-bit codes of `format`, with a scale for each `row`, or one, `tensor`; sums as `accumulation` says. `attention`:
+of which each group has a result [n, k]. `scaled_matmul`: the same as `matmul` of 8-bit codes of `format`, with a scale for each `row`, or one, `tensor`; sums as `accumulation` says. `matmul_4bit`: the same as `matmul` with an NF4
+weight [n, k] in blocks of 64, beside the product with the weight in the type of x. `attention`:
 shape is (batch, sequence, heads, head_dim), the keys' where there are other `queries`; options `causal`, `kv_heads` and `queries`.
 `linear_cross_entropy`: shape is (rows, features, classes).
 """
@@ -67,6 +68,53 @@ class ScaledMatMul(Problem):
     def reference(self, dy: torch.Tensor | None) -> list[torch.Tensor]:
         a, b, of_a, of_b = (x.double() for x in self.inputs)
         return [a @ b.mT] if self.integers else [(a * of_a) @ (b * of_b).mT]
+
+
+# QLoRA, arXiv:2305.14314, as bitsandbytes rounds it.
+NF4 = (
+    (-1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.091050036, 0.0)
+    + (0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0)
+)  # fmt: skip
+
+
+class MatMul4bit(Problem):
+    def __init__(self, case: Case, draw: Draw) -> None:
+        self.case = case
+        rows, cols, depth = case.shape
+        codes = draw((cols * depth // 2,), torch.float32).mul_(40).add_(128).clamp_(0, 255).to(torch.uint8)
+        scales = draw((cols * depth // 64,), torch.float32).abs_() + 0.1
+        x = draw((rows, depth))
+        self.weight = self._numbers(codes, scales, torch.float32).to(x.dtype)
+        self.inputs = [x, codes, scales]
+
+    def _numbers(self, codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        table = torch.tensor(NF4, device="cuda", dtype=dtype)
+        numbers = table[torch.stack([codes >> 4, codes & 15], 1).int()].view(-1, 64) * scales.to(dtype)[:, None]
+        return numbers.view(self.case.shape[1:])
+
+    def theirs(self, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return x @ self.weight.mT
+
+    def ours(self, ww: Any) -> Function:
+        return lambda out=None: ww.matmul_4bit(*self.inputs, self.case.shape[1:], out=out)
+
+    def others(self) -> dict[str, Function]:
+        try:
+            import bitsandbytes.functional as bnb
+            from bitsandbytes import matmul_4bit
+        except ImportError:
+            return {}
+        _, codes, scales = self.inputs
+        table = torch.tensor(NF4, device="cuda")
+        state = bnb.QuantState(
+            absmax=scales, shape=self.case.shape[1:], code=table, blocksize=64, quant_type="nf4", dtype=self.weight.dtype
+        )
+        weight = codes.view(-1, 1).t()
+        return {"bitsandbytes": lambda x, *_: matmul_4bit(x, weight, quant_state=state)}
+
+    def reference(self, dy: torch.Tensor | None) -> list[torch.Tensor]:
+        x, codes, scales = self.inputs
+        return [x.double() @ self._numbers(codes, scales, torch.float64).mT]
 
 
 class GroupedMatMul(Problem):
@@ -185,6 +233,7 @@ PROBLEMS: dict[str, type[Problem]] = {
     "matmul": MatMul,
     "grouped_matmul": GroupedMatMul,
     "scaled_matmul": ScaledMatMul,
+    "matmul_4bit": MatMul4bit,
     "attention": Attention,
     "linear_cross_entropy": LinearCrossEntropy,
 }

@@ -105,6 +105,9 @@ class Case:
         if self.op == "scaled_matmul":
             rows, cols, depth = self.shape
             return (rows + cols) * depth + rows * cols * (4 if self.option("format") == "int8" else size)
+        if self.op == "matmul_4bit":
+            rows, cols, depth = self.shape
+            return rows * (depth + cols) * size + cols * depth // 2 + cols * depth // 64 * 4
         if self.op == "grouped_matmul":
             groups, rows, cols, depth = self.shape
             # The same of either grouping: what is a result in one is a factor in the other.
@@ -150,7 +153,7 @@ class Case:
     @property
     def operations(self) -> int:
         """Floating-point operations of the matrix products that it must do; 0 where memory is the only bound."""
-        if self.op in ("matmul", "scaled_matmul"):
+        if self.op in ("matmul", "scaled_matmul", "matmul_4bit"):
             return 2 * math.prod(self.shape)
         if self.op == "grouped_matmul":
             return 2 * math.prod(self.shape[1:])

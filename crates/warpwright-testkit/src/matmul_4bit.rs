@@ -16,19 +16,19 @@ use crate::inputs::{Input, Random};
 use crate::measure::{Comparison, Expected};
 use crate::storage;
 
-/// What is multiplied.
+/// A product, and how it is tried.
 #[derive(Clone, Debug)]
 struct Product {
     desc: Matmul4bitDesc,
     /// Elements past an aligned address.
     lead: usize,
-    /// What is among scales and `x`.
+    /// Numbers among scales and `x`.
     special: Special,
     /// The kernel, where the target has it; otherwise the one that is chosen for the sizes.
     config: Option<StreamConfig>,
 }
 
-/// What is among ordinary numbers.
+/// Numbers among ordinary ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Special {
     Nothing,
@@ -117,7 +117,7 @@ fn situations(format: WeightFormat, dtype: DType, scope: Scope) -> Vec<Product> 
     all.push(scaled(of(18, [37, 256], 64), other));
     all.push(of(32, [9, 4608], 256));
     all.push(Product { special: Special::Scales, ..of(1, [24, 512], 64) });
-    all.push(Product { special: Special::X, ..of(3, [24, 512], 64) });
+    all.push(Product { special: Special::X, ..of(3, [24, 576], 64) });
     // One scale for a row, or for all.
     all.push(of(1, [18, 448], 1 << 20));
     // Any size and alignment on the ordinary units.
@@ -139,7 +139,7 @@ fn situations(format: WeightFormat, dtype: DType, scope: Scope) -> Vec<Product> 
             let slice = config.slice() as usize;
             let n = config.rows() as usize + 5;
             // Less than a step for all but the layouts that are the first of their kind.
-            let k = if config.col_tiles == 1 && config.warps == 8 { k } else { 3 * slice };
+            let k = if config.col_tiles == 1 && config.warps == 8 { k } else { 5 * slice };
             let product = of(rows, [n, k], slice);
             if product.desc.weight.group_size % slice == 0 {
                 all.push(Product { config: Some(config), ..product });

@@ -60,7 +60,7 @@ impl KernelDef for Expand {
                 _ => a.weight.at(code >> 1).get(),
             };
             let odd = (code & 1).to_u32();
-            let loaded = decoder.load(group_of(groups + inside, a.divisor, self.shifts));
+            let loaded = decoder.load(group_of(groups + inside, a.divisor, self.shifts), 0);
             let (scale, zero) = (decoder.scale(k, &loaded), decoder.zero_point(&loaded));
             let weights: Lanes<'k, f32> = (0..self.width as usize)
                 .map(|i| {

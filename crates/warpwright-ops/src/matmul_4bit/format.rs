@@ -1,4 +1,4 @@
-//! What 4-bit codes stand for, and how they and their scales lie in memory.
+//! The numbers of 4-bit codes, and how codes and their scales lie in memory.
 
 use warpwright_ptx::DType;
 use warpwright_ptx::float16::{bf16_bits, f16_bits};
@@ -57,7 +57,7 @@ impl ScaleFormat {
 /// Magnitudes of e2m1 by its three low bits.
 const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
-/// What a table in the type of `x` is a multiple of the numbers of the format.
+/// The factor between the numbers of a format and its table in the type of `x`.
 ///
 /// NF4 is irrational: times these numbers, found by search, no entry is further than 0.18 % from its rounding to bf16, and 0.017 % from
 /// that to f16, which is half of what rounding alone does. Twelve times FP4 is exact.
@@ -105,7 +105,7 @@ impl WeightFormat {
         }
     }
 
-    /// What the entries of [`pairs`](Self::pairs) are multiples of.
+    /// The factor of the entries of [`pairs`](Self::pairs).
     pub(super) const fn times(self, dtype: DType) -> f64 {
         match (self, dtype) {
             (Self::Nf4, DType::BF16) => NF4_TIMES[0],

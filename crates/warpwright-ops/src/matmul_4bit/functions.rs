@@ -13,7 +13,7 @@ use crate::{Error, PlanError};
 /// A weight of 4 bits on a device, as [`matmul_4bit`] takes it: references to the tensors of a checkpoint.
 #[derive(Clone, Copy, Debug)]
 pub struct Weight4bit<'a> {
-    /// What codes stand for, and how they lie.
+    /// The numbers of codes, and how codes lie.
     pub format: WeightFormat,
     /// Rows and columns.
     pub shape: [usize; 2],
@@ -30,7 +30,7 @@ pub struct Weight4bit<'a> {
 }
 
 impl<'a> Weight4bit<'a> {
-    /// What [`quantize`](crate::quantize::quantize()) made of a matrix.
+    /// The codes that [`quantize`](crate::quantize::quantize()) made of a matrix.
     ///
     /// # Errors
     /// [`PlanError::Parameter`] if it was no matrix, has its codes in another order than its format, or was of integers in groups that go

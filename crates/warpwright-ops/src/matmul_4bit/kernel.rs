@@ -34,6 +34,8 @@ pub(super) struct Stream {
     pub(super) dtype: DType,
     pub(super) groups: Groups,
     pub(super) config: StreamConfig,
+    /// Whether each slice has a scale of its own.
+    pub(super) fine: bool,
     pub(super) bias: bool,
     /// Whether sums of parts are stored as they are, in f32, one matrix after the other.
     pub(super) parts: bool,
@@ -79,7 +81,7 @@ struct Rows<'k> {
     there: Pred<'k>,
 }
 
-/// What does not change while a block runs.
+/// The state of a thread that does not change while its block runs.
 struct Block<'k> {
     k: K<'k>,
     p: StreamParams<'k>,
@@ -109,7 +111,8 @@ impl KernelDef for Stream {
         let parts = if self.parts { "_parts" } else { "" };
         let bias = if self.bias { "_bias" } else { "" };
         let (groups, config) = (self.groups.name(), self.config.name());
-        let name = format!("matmul_4bit_{groups}_{}_{config}{bias}{parts}", self.dtype);
+        let fine = if self.fine { "" } else { "_shared" };
+        let name = format!("matmul_4bit_{groups}_{}_{config}{fine}{bias}{parts}", self.dtype);
         let y = if self.parts { DType::F32 } else { self.dtype };
         let dtypes = DTypes::NONE.with("x", self.dtype).with("bias", self.dtype).with("y", y);
         KernelSpec::new(name, BlockDim::x(self.config.threads()))
@@ -207,14 +210,12 @@ impl<'k> Block<'k> {
                     || {
                         let loaded = (0..SLICES).zip(&slices[of_run..]);
                         loaded.fold(sums.clone(), |sums, (slice, loaded)| {
-                            self.products(now, slice, loaded, &sums)
+                            self.multiplied(now, slice, loaded, sums)
                         })
                     },
                     || sums.clone(),
                 );
-                for slice in 0..SLICES {
-                    slices[of_run + slice as usize] = self.load(&rows, then, slice);
-                }
+                slices.splice(of_run..of_run + SLICES as usize, self.load(&rows, then));
             }
             let sums = k.if_else(
                 last,
@@ -239,27 +240,26 @@ impl<'k> Block<'k> {
         step * (config.warps * config.runs) + (self.warp + run * config.warps)
     }
 
-    /// Starts the copies of the part of `x`, 16 bytes each, and fills its last run with zeros.
+    /// Starts the copies of the part of `x`, 16 bytes each.
     fn copy_x(&self, to: Ptr<'k, Shared, u8>, begin: U32<'k>, len: U32<'k>) {
         let (k, p) = (self.k, self.p);
-        let (run, pieces) = (self.kernel.config.run(), len >> 3);
-        let all = self.runs << (run / 8).trailing_zeros();
-        k.for_each(k.range(k.thread_idx(), all, self.kernel.config.threads()), |piece| {
-            let there = piece.lt(pieces);
+        k.for_each(k.range(k.thread_idx(), len >> 3, self.kernel.config.threads()), |piece| {
             k.for_each(k.range(0, p.m, 1), |row| {
-                let to = to.at(row * p.x_pitch + (piece << 4));
-                k.if_else(
-                    there,
-                    || to.copy_16(p.x.at(row.mul_wide(p.k)).at(begin + (piece << 3))),
-                    || to.cast::<u32>().store(Lanes::constant(k, 0, 4)),
-                );
+                let from = p.x.at(row.mul_wide(p.k)).at(begin + (piece << 3));
+                to.at(row * p.x_pitch + (piece << 4)).copy_16(from);
             });
         });
         k.commit_copies();
     }
 
+    /// The first slice of a run. The last run begins early if it would go beyond the end, and repeats what others have.
+    fn start_of(&self, run: U32<'k>) -> U32<'k> {
+        (run << SLICES.trailing_zeros()).min(self.slices - SLICES)
+    }
+
     /// The lane's rows of a tile.
     fn rows_of(&self, at: Position<'k>, there: Pred<'k>) -> Rows<'k> {
+        let k = self.k;
         let (p, config) = (self.p, self.kernel.config);
         let base = p.weight.address();
         let bytes = (p.k >> 1).to_u64();
@@ -271,48 +271,66 @@ impl<'k> Block<'k> {
                 (self.first << (16 * config.words).trailing_zeros()) + self.quad * (4 * config.words);
             let address = row.to_u64().mul_add(bytes, base + within.to_u64());
             rows.codes.push(p.weight.non_coherent().at_address(there.select(address, base)));
-            rows.groups.push(row * p.group_pitch + self.first);
+            rows.groups.push(there.select(row * p.group_pitch + self.first, k.lit(0u32)));
         }
         rows
     }
 
     fn load_all(&self, at: Position<'k>, there: Pred<'k>) -> Vec<Slice<'k>> {
         let rows = self.rows_of(at, there);
-        let all = (0..self.kernel.config.runs).flat_map(|run| (0..SLICES).map(move |slice| (run, slice)));
-        all.map(|(run, slice)| self.load(&rows, self.run_of(at.step, run), slice)).collect()
+        (0..self.kernel.config.runs).flat_map(|run| self.load(&rows, self.run_of(at.step, run))).collect()
     }
 
-    /// Loads a slice of a run. One behind the end is the last of all.
-    fn load(&self, rows: &Rows<'k>, run: U32<'k>, slice: u32) -> Slice<'k> {
-        let (k, config) = (self.k, self.kernel.config);
-        let at = ((run << SLICES.trailing_zeros()) + slice).min(self.slices - 1);
-        let at = rows.there.select(at, 0);
-        let words = |codes: &Ptr<'k, Read, u8>| {
-            codes
-                .at(at << (16 * config.words).trailing_zeros())
-                .cast::<u32>()
-                .load(config.words)
-                .into_iter()
-                .collect()
+    /// Loads the slices of a run; of one behind the end, those of the last.
+    fn load(&self, rows: &Rows<'k>, run: U32<'k>) -> Vec<Slice<'k>> {
+        let (k, config, decoder) = (self.k, self.kernel.config, &self.decoder);
+        let zero = k.lit(0u32);
+        let start = rows.there.select(self.start_of(run), zero);
+        let bytes = 16 * config.words;
+        let codes: Vec<_> = rows.codes.iter().map(|row| row.at(start << bytes.trailing_zeros())).collect();
+        let groups: Vec<_> = rows.groups.iter().map(|first| *first + start).collect();
+        let slice = |slice: u32| {
+            let words = |row: &Ptr<'k, Read, u8>| {
+                let lanes = row.at(u64::from(slice * bytes)).cast::<u32>().load(config.words);
+                lanes.into_iter().collect()
+            };
+            let scale = |group: &U32<'k>| {
+                if self.kernel.fine {
+                    return decoder.load(*group, slice);
+                }
+                decoder.load((*group + slice) >> self.p.group_shift, 0)
+            };
+            Slice { codes: codes.iter().map(words).collect(), scales: groups.iter().map(scale).collect() }
         };
-        let scale = |first: &U32<'k>| {
-            let group = (*first + at) >> self.p.group_shift;
-            self.decoder.load(rows.there.select(group, k.lit(0u32)))
-        };
-        Slice {
-            codes: rows.codes.iter().map(words).collect(),
-            scales: rows.groups.iter().map(scale).collect(),
+        (0..SLICES).map(slice).collect()
+    }
+
+    /// `sums` and the products of a slice, unless the run before had it. Few products are worth being interleaved with those of the next
+    /// slices, so they are made and thrown away. Of many a lane could not hold the operands, and a branch keeps them apart.
+    fn multiplied(&self, run: U32<'k>, slice: u32, loaded: &Slice<'k>, sums: Vec<F32<'k>>) -> Vec<F32<'k>> {
+        let start = self.start_of(run);
+        let there = (start + slice).ge(run << SLICES.trailing_zeros());
+        if self.kernel.config.col_tiles == 1 {
+            return self.products(start, slice, loaded, &sums, Some(there));
         }
+        let products = || self.products(start, slice, loaded, &sums, None);
+        self.k.if_else(there, products, || sums.clone())
     }
 
-    /// `sums` and the products of a slice. One behind the end of the part has a scale of 0, and zeros of `x`.
-    fn products(&self, run: U32<'k>, slice: u32, loaded: &Slice<'k>, sums: &[F32<'k>]) -> Vec<F32<'k>> {
+    /// `sums` and the products of a slice of the run from `start` on, where it is there.
+    fn products(
+        &self,
+        start: U32<'k>,
+        slice: u32,
+        loaded: &Slice<'k>,
+        sums: &[F32<'k>],
+        there: Option<Pred<'k>>,
+    ) -> Vec<F32<'k>> {
         let (k, config) = (self.k, self.kernel.config);
         let atom = k.mma_atom(self.kernel.dtype);
-        let there = ((run << SLICES.trailing_zeros()) + slice).lt(self.slices);
         let tiles: Vec<WeightTile<'k>> =
-            (0..config.row_tiles as usize).map(|tile| self.decoded(loaded, tile, there)).collect();
-        let at = (run * config.run()) >> 1;
+            (0..config.row_tiles as usize).map(|tile| self.decoded(loaded, tile)).collect();
+        let at = start << (config.slice() / 2).trailing_zeros();
         let mut out = sums.to_vec();
         for (col, x) in self.x.iter().enumerate() {
             let x = self.fragments(x.at(at).at(u64::from(slice * config.slice() / 2)), atom);
@@ -331,7 +349,8 @@ impl<'k> Block<'k> {
                         (Some(zero), Some(of_x)) => product - zero * of_x.lanes()[i],
                         _ => product,
                     };
-                    *sum = product.mul_add(scale, *sum);
+                    let more = product.mul_add(scale, *sum);
+                    *sum = there.map_or(more, |there| there.select(more, *sum));
                 }
             }
         }
@@ -339,17 +358,14 @@ impl<'k> Block<'k> {
     }
 
     /// The pairs of a tile of rows, and scale and zero point of each of the lane's rows.
-    fn decoded(&self, loaded: &Slice<'k>, tile: usize, there: Pred<'k>) -> WeightTile<'k> {
-        let times = self.kernel.groups.format.times(self.kernel.dtype);
+    fn decoded(&self, loaded: &Slice<'k>, tile: usize) -> WeightTile<'k> {
         let pairs = |half: usize| {
             let codes = loaded.codes[2 * tile + half].iter();
             codes.flat_map(|word| (0..4).map(|byte| self.pair(*word, byte))).collect()
         };
         let scale = |half: usize| {
             let loaded = &loaded.scales[2 * tile + half];
-            let scale = self.decoder.scale(self.k, loaded);
-            let scale = if times == 1.0 { scale } else { scale * times.recip() };
-            (there.select(scale, 0.0), self.decoder.zero_point(loaded))
+            (self.decoder.scale(self.k, loaded), self.decoder.zero_point(loaded))
         };
         WeightTile { pairs: [0, 1].map(pairs), scales: [0, 1].map(scale) }
     }
@@ -409,6 +425,8 @@ impl<'k> Block<'k> {
     /// A result, or the sum of a part.
     fn store(&self, row: U32<'k>, column: U32<'k>, sum: F32<'k>) {
         let (k, p) = (self.k, self.p);
+        let times = self.kernel.groups.format.times(self.kernel.dtype);
+        let sum = if times == 1.0 { sum } else { sum * times.recip() };
         let sum = if self.kernel.bias { sum + p.bias.at(column).get::<f32>() } else { sum };
         let row = if self.kernel.parts { row + k.block_idx_y() * p.m } else { row };
         p.y.at(row.mul_wide(p.n) + column.to_u64()).set(sum);

@@ -16,7 +16,7 @@
 //!
 //! Sums are f32. Up to [`MAX_STREAM_ROWS`](tuning::MAX_STREAM_ROWS) rows of f16 or bf16 are multiplied as the weight is read, once: numbers are
 //! decoded to the type of `x`, at most 0.18 % (bf16) or 0.017 % (f16) off for `nf4` and exactly for the others, and scales multiply sums
-//! of a slice of 64 or 32 elements in f32. That needs a `k` and a `group_size` that are multiples of 32, the latter a power of two or a row,
+//! of a slice of 64 or 32 elements in f32. That needs a `k` of at least 128 and a `group_size` that are multiples of 32, the latter a power of two or a row,
 //! and tensors at multiples of 16 bytes. Other shapes of up to [`MAX_SIMT_ROWS`](tuning::MAX_SIMT_ROWS) rows, odd `k` among them, are multiplied in
 //! f32 on the ordinary units, which is several times slower. For more rows the weight is expanded to the type of `x` in the workspace,
 //! rounded once, and multiplied by [`gemm`](crate::gemm), so is the gradient `dx = dy W`.
@@ -67,7 +67,7 @@ const MAX_LAYERS: usize = 65_535;
 /// A weight of 4 bits, as operations describe it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Weight4bitDesc {
-    /// What codes stand for, and how they lie.
+    /// The numbers of codes, and how codes lie.
     pub format: WeightFormat,
     /// How scales are stored: [`ScaleFormat::E8m0`] for [`WeightFormat::Mxfp4`]; nested for NF4 and FP4 only.
     pub scale: ScaleFormat,
@@ -403,10 +403,11 @@ impl Matmul4bitDesc {
         let (op, weight, several) = (self.op(), &self.weight, parts > 1);
         let groups = weight.group_format();
         let bias = self.bias && !several;
-        let kernel = kernel::Stream { dtype: self.dtype, groups, config, bias, parts: several };
         let WeightSlots { weight: codes, scale } = Self::slots();
         let (pitch, size) = weight.groups();
         let slice = config.slice() as usize;
+        let fine = size == slice;
+        let kernel = kernel::Stream { dtype: self.dtype, groups, config, fine, bias, parts: several };
         let x_pitch = config.x_pitch(part);
         let args = kernel::StreamArgs {
             x: Matmul4bitArgs::x.arg(),
@@ -475,7 +476,7 @@ impl Matmul4bitDesc {
     }
 }
 
-/// What is multiplied with an expanded weight, and where the weight and the product go.
+/// The other factor of an expanded weight, and where the weight and the product go.
 struct Factors {
     x: In<Elem>,
     bias: In<Elem>,

@@ -94,8 +94,13 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
             let ends: &[(bool, bool)] =
                 if i == 0 { &[(false, false), (true, false), (false, true)] } else { &[(false, false)] };
             for &(bias, parts) in ends {
-                let kernel = kernel::Stream { dtype, groups, config, bias, parts };
-                all.push(plan::recorded(entry.op, &kernel, target)?);
+                for fine in [true, false] {
+                    // Groups of mxfp4 are a slice.
+                    if fine || format != WeightFormat::Mxfp4 {
+                        let kernel = kernel::Stream { dtype, groups, config, fine, bias, parts };
+                        all.push(plan::recorded(entry.op, &kernel, target)?);
+                    }
+                }
             }
         }
     }

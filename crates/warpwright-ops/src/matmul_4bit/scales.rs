@@ -30,7 +30,7 @@ pub(super) struct Loaded<'k> {
 }
 warpwright_dsl::carry!(Loaded { words, absmax });
 
-/// What scales are decoded with.
+/// The tensors and the table that scales are decoded with.
 #[derive(Clone, Copy)]
 pub(super) struct Decoder<'k> {
     groups: Groups,
@@ -96,20 +96,21 @@ pub(super) fn fill_map<'k>(k: K<'k>, to: Ptr<'k, Shared, f32>) {
 }
 
 impl<'k> Decoder<'k> {
-    /// Loads what there is of a group.
-    pub(super) fn load(&self, group: U32<'k>) -> Loaded<'k> {
-        let p = self.params;
+    /// Loads what there is of the group `after` others behind `group`.
+    pub(super) fn load(&self, group: U32<'k>, after: u32) -> Loaded<'k> {
+        let (p, behind) = (self.params, u64::from(after));
+        let byte = |of: Ptr<'k, Read, u8>| of.at(group).at(behind).get();
         let mut loaded = Loaded { words: Vec::new(), absmax: Vec::new() };
         match self.groups.scale {
-            ScaleFormat::Float(_) => loaded.absmax.push(p.scales.at(group).get()),
+            ScaleFormat::Float(_) => loaded.absmax.push(p.scales.at(group).at(behind).get()),
             ScaleFormat::Nested => {
-                loaded.words.push(p.scales.cast::<u8>().at(group).get());
-                loaded.absmax.push(p.nested_absmax.at(group / BLOCK as u32).get());
+                loaded.words.push(byte(p.scales.cast()));
+                loaded.absmax.push(p.nested_absmax.at((group + after) / BLOCK as u32).get());
             }
-            ScaleFormat::E8m0 => loaded.words.push(p.scales.cast::<u8>().at(group).get()),
+            ScaleFormat::E8m0 => loaded.words.push(byte(p.scales.cast())),
         }
         if self.groups.format.has_zero_points() {
-            loaded.words.push(p.zero_points.at(group).get());
+            loaded.words.push(byte(p.zero_points));
         }
         loaded
     }

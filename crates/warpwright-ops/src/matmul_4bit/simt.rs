@@ -66,7 +66,7 @@ impl KernelDef for Simt {
             let odd = (code & 1).to_u32();
             let high = if self.groups.format.is_flat() { odd ^ 1 } else { odd };
             let value = values.get((byte >> (high << 2)) & 15);
-            let loaded = decoder.load(group_of(groups + at, a.divisor, self.shifts));
+            let loaded = decoder.load(group_of(groups + at, a.divisor, self.shifts), 0);
             let value = decoder.zero_point(&loaded).map_or(value, |zero| value - zero);
             let weight = there.select(value * decoder.scale(k, &loaded), 0.0);
             let product = |(sum, x): (F32<'k>, &Ptr<'k, Read, Elem>)| {

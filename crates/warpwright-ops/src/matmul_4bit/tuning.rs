@@ -142,7 +142,7 @@ pub(super) fn suits(desc: &Matmul4bitDesc, target: Target, config: StreamConfig)
     let half = matches!(desc.dtype, DType::F16 | DType::BF16);
     let atom = MmaAtom::of(desc.dtype).is_some_and(|atom| atom.exists(target));
     let (slice, (_, group)) = (config.slice() as usize, desc.weight.groups());
-    let sliced = desc.weight.k > 0
+    let sliced = desc.weight.k >= config.run() as usize
         && desc.weight.k.is_multiple_of(slice)
         && group.is_power_of_two()
         && group.is_multiple_of(slice);
@@ -166,9 +166,12 @@ pub(super) fn shared_out(
     if most == 0 {
         return None;
     }
-    let parts = k.div_ceil(most);
-    let part = k.div_ceil(parts).next_multiple_of(config.run());
-    let parts = k.div_ceil(part);
+    // No part is shorter than a run.
+    let shares = (k.div_ceil(most)..=k / config.run()).map(|parts| {
+        let part = k.div_ceil(parts).next_multiple_of(config.run());
+        (k.div_ceil(part), part)
+    });
+    let (parts, part) = shares.into_iter().find(|(parts, part)| k - (parts - 1) * part >= config.run())?;
     let tiles = u32::try_from(desc.weight.n.div_ceil(config.rows() as usize)).ok()?;
     let resident = limits.multiprocessors * config.blocks;
     Some(Stream { config, part, parts, blocks: (resident / parts).clamp(1, tiles.max(1)) })

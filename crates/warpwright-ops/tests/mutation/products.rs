@@ -457,7 +457,7 @@ fn of_four_bits(format: WeightFormat, scale: Option<ScaleFormat>, configs: &[Str
         _ => plain(specs, slot),
     };
     // Rows beyond a tile; slices that end within a run, and runs within a step; two parts; any size; more rows than are streamed.
-    let shapes = [[3, 21, 576], [1, 16, 64], [2, 40, 128], [3, 5, 37], [1, 3, 1], [70, 9, 64], [33, 4, 27]];
+    let shapes = [[3, 21, 576], [1, 16, 256], [2, 40, 320], [3, 5, 37], [1, 3, 1], [70, 9, 64], [33, 4, 27]];
     let cases: Vec<usize> = (0..shapes.len() + 2 * configs.len()).collect();
     Sweep { fill, ..SWEEP }.check(&plans(&cases, |i| {
         let config = i.checked_sub(shapes.len()).map(|i| (configs[i / 2], i % 2 == 0));
@@ -466,7 +466,7 @@ fn of_four_bits(format: WeightFormat, scale: Option<ScaleFormat>, configs: &[Str
             Some((config, long)) => {
                 let (slice, rows) = (config.slice() as usize, config.rows() as usize);
                 let steps = (config.run() * config.warps * config.runs) as usize;
-                [config.cols() as usize - 2, rows + 3, if long { steps + slice } else { slice }]
+                [config.cols() as usize - 2, rows + 3, if long { steps + slice } else { 5 * slice }]
             }
         };
         let group = config.map_or(32, |(config, _)| config.slice() as usize);

@@ -63,8 +63,9 @@ fn shapes_have_the_kernels_that_the_module_says() {
     }
     // A block of scales that goes on in the next row; slices of 32.
     assert!(first(&desc(1, [64, 320], 128), TARGET).contains("_s64_"));
-    assert!(first(&desc(1, [64, 96], 32), TARGET).contains("_s32_"));
-    assert!(first(&desc(1, [64, 96], 64), TARGET).contains("_s32_"));
+    assert!(first(&desc(1, [64, 160], 32), TARGET).contains("_s32_"));
+    assert!(first(&desc(1, [64, 160], 64), TARGET).contains("_s32_"));
+    assert!(first(&desc(1, [64, 96], 64), TARGET).contains("_simt_"));
     assert!(first(&desc(1, [64, 80], 64), TARGET).contains("_simt_"));
     assert!(first(&desc(1, [64, 63], 64), TARGET).contains("_simt_"));
     assert!(first(&desc(1, [64, 4096], 64), Target::sm(75)).contains("_simt_"));
