@@ -408,16 +408,16 @@ impl<'k> Block<'k> {
                 }
             }
             k.barrier();
-            let first = k.lit(ATOM_COLS * atom);
-            let cols = (p.m.max(first) - first).min(ATOM_COLS);
-            let shift = rows.trailing_zeros();
-            k.for_each(k.range(k.thread_idx(), cols << shift, config.threads()), |i| {
-                let (row, col) = (i & (rows - 1), i >> shift);
+            // Columns that a warp reads lie four apart, so that they are in different banks.
+            let (shift, i) = (rows.trailing_zeros(), k.thread_idx());
+            let (row, of_half) = (i & (rows - 1), i >> shift);
+            let col = ((of_half & 1) << 2) + (of_half >> 1);
+            let (result, column) = (col + ATOM_COLS * atom, tile * rows + row);
+            k.if_(i.lt(ATOM_COLS * rows) & result.lt(p.m) & column.lt(p.n), || {
                 let from = half.at(col * pitch + row);
                 let parts = (0..config.warps).map(|warp| from.at(u64::from(warp * of_warp)).get::<f32>());
                 let sum = k.tree("sums of warps", parts.collect::<Vec<_>>(), |a, b| a + b);
-                let column = tile * rows + row;
-                k.if_(column.lt(p.n), || self.store(col + ATOM_COLS * atom, column, sum));
+                self.store(result, column, sum);
             });
         }
     }

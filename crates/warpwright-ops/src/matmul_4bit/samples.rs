@@ -1,6 +1,7 @@
 //! The family's rows of the catalogue, its descriptors from options, and the kernels of each primitive.
 
 use warpwright_dsl::MmaAtom;
+use warpwright_ptx::isa::DeviceLimits;
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
 
@@ -88,7 +89,8 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
         }
         for (i, config) in tuning::configs().into_iter().enumerate() {
             // Groups of mxfp4 have one slice of one word.
-            if format == WeightFormat::Mxfp4 && config.words != 1 {
+            let has_room = tuning::has_room(config, groups.is_nested(), &DeviceLimits::of(target));
+            if !has_room || format == WeightFormat::Mxfp4 && config.words != 1 {
                 continue;
             }
             let ends: &[(bool, bool)] =

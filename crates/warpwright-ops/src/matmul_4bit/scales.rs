@@ -1,5 +1,6 @@
 //! Scales and zero points of groups, as kernels read them.
 
+use warpwright_dsl::Halves;
 use warpwright_dsl::prelude::*;
 
 use super::format::{ScaleFormat, WeightFormat};
@@ -102,7 +103,9 @@ impl<'k> Decoder<'k> {
         let byte = |of: Ptr<'k, Read, u8>| of.at(group).at(behind).get();
         let mut loaded = Loaded { words: Vec::new(), absmax: Vec::new() };
         match self.groups.scale {
-            ScaleFormat::Float(_) => loaded.absmax.push(p.scales.at(group).at(behind).get()),
+            ScaleFormat::Float(DType::F32) => loaded.absmax.push(p.scales.at(group).at(behind).get()),
+            // As it lies there: a conversion would wait for it.
+            ScaleFormat::Float(_) => loaded.words.push(p.scales.cast::<u16>().at(group).at(behind).get()),
             ScaleFormat::Nested => {
                 loaded.words.push(byte(p.scales.cast()));
                 loaded.absmax.push(p.nested_absmax.at((group + after) / BLOCK as u32).get());
@@ -118,7 +121,9 @@ impl<'k> Decoder<'k> {
     /// The scale.
     pub(super) fn scale(&self, k: K<'k>, loaded: &Loaded<'k>) -> F32<'k> {
         match self.groups.scale {
-            ScaleFormat::Float(_) => loaded.absmax[0],
+            ScaleFormat::Float(DType::F32) => loaded.absmax[0],
+            ScaleFormat::Float(DType::BF16) => F32::from_bits(loaded.words[0] << 16),
+            ScaleFormat::Float(dtype) => Halves::from_word(loaded.words[0], dtype).widen()[0],
             ScaleFormat::Nested => {
                 let code = loaded.words[0];
                 let value = match self.map {

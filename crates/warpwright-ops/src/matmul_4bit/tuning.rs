@@ -127,6 +127,13 @@ pub fn configs() -> Vec<StreamConfig> {
     [2, 1].into_iter().flat_map(|words| layouts.map(|layout| of(words, layout))).collect()
 }
 
+/// Whether a block has room for a run of the fewest rows that a configuration is for.
+pub(super) fn has_room(config: StreamConfig, nested: bool, limits: &DeviceLimits) -> bool {
+    let rows = if config.col_tiles == 1 { 1 } else { config.cols() / 2 + 1 };
+    let bytes = config.fixed_bytes(nested) + rows * (2 * config.run() + 256);
+    bytes <= (limits.shared_per_multiprocessor / config.blocks - 1024).min(limits.shared_per_block)
+}
+
 /// How the streaming kernel is launched, if it can be: products of 16 bits exist, rows of codes begin at whole vectors, and scales are of
 /// whole slices.
 pub(super) fn stream(desc: &Matmul4bitDesc, target: Target) -> Option<Stream> {

@@ -63,6 +63,13 @@ fn keeps_weights(kernel: &str) -> bool {
     spread || in_cluster
 }
 
+/// Products with 4-bit weights that load slices ahead of those that are multiplied: a word or two of nested scales or zero points, and up to
+/// eight words where 64 rows have their sums in registers.
+fn loads_weights_ahead(kernel: &str) -> bool {
+    let streams = kernel.starts_with("matmul_4bit_") && kernel.contains("_w");
+    streams && ["_nested_", "_asymmetric_", "_m64_"].into_iter().any(|part| kernel.contains(part))
+}
+
 /// The target whose kernels are all assembled at every change.
 const WHOLE: Target = Target::sm(90);
 /// Of so many kernels of an operation that another target has in addition one is assembled at every change.
@@ -157,7 +164,8 @@ fn assemble(ptxas: &PathBuf, kernel: &Source, index: usize) -> Result<bool, Stri
     }
     let log = String::from_utf8_lossy(&output.stderr);
     let clean = log.contains("0 bytes spill stores, 0 bytes spill loads");
-    let may_spill = SPILLS.contains(&name.as_str()) || keeps_weights(name) || loads_ahead(name);
+    let ahead = loads_ahead(name) || loads_weights_ahead(name);
+    let may_spill = SPILLS.contains(&name.as_str()) || keeps_weights(name) || ahead;
     if output.status.success() && (clean || may_spill) {
         return Ok(!clean);
     }
