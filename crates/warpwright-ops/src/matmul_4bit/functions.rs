@@ -54,7 +54,8 @@ impl<'a> Weight4bit<'a> {
                 "high nibble first for nf4 and fp4, else low",
             ));
         }
-        if !format.is_flat() && !(k.is_multiple_of(q.group_size) && k.is_multiple_of(2)) {
+        let of_rows = k.is_multiple_of(q.group_size) && k.is_multiple_of(2);
+        if !(format.is_flat() || of_rows) {
             return Err(refused("group_size", q.group_size.to_string(), "a divisor of k, which is even"));
         }
         Ok(Self {
