@@ -3,8 +3,8 @@
 use pyo3::prelude::*;
 use warpwright::DType;
 use warpwright::matmul_4bit::{
-    Matmul4bitArgs, Matmul4bitBackwardArgs, Matmul4bitBackwardDesc, Matmul4bitDesc, ScaleFormat, Weight4bitDesc,
-    WeightFormat,
+    Matmul4bitArgs, Matmul4bitBackwardArgs, Matmul4bitBackwardDesc, Matmul4bitDesc, ScaleFormat,
+    Weight4bitDesc, WeightFormat,
 };
 use warpwright::plan::PlanCache;
 use warpwright::quantize::nested::BLOCK;
@@ -82,7 +82,8 @@ impl<'py> Weight<'py> {
             codes: bytes(("codes", given.codes), desc.code_bytes())?,
             scales,
             zero_points: given.zero_points.map(|zeros| bytes(("zero_points", zeros), groups)).transpose()?,
-            nested_absmax: floats("nested_absmax", given.nested_absmax, groups.div_ceil(BLOCK)).transpose()?,
+            nested_absmax: floats("nested_absmax", given.nested_absmax, groups.div_ceil(BLOCK))
+                .transpose()?,
             offset: floats("offset", given.offset, 1).transpose()?,
         })
     }
@@ -180,8 +181,10 @@ pub(crate) fn matmul_4bit_backward<'py>(
     let shape = with_last(&dy, n, k)?;
     let m = shape.iter().rev().skip(1).product();
     let plan = call.plan(&PLANS, &Matmul4bitBackwardDesc { dtype: dy.dtype, m, weight: weight.desc })?;
-    let outputs =
-        [Some(call.output(("out", out), &dy, Form::RowMajor(dy.dtype, &shape))?), call.workspace(&plan, &dy)?];
+    let outputs = [
+        Some(call.output(("out", out), &dy, Form::RowMajor(dy.dtype, &shape))?),
+        call.workspace(&plan, &dy)?,
+    ];
     let [codes, scales, zero_points, nested_absmax, offset] = weight.arrays();
     let inputs = [Some(&dy), codes, scales, zero_points, nested_absmax, offset];
     let [dx, _] = call.run_some(inputs, outputs, move |stream, inputs, [dx, workspace]| {
