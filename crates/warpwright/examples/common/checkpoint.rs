@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{Cursor, Read, Seek, SeekFrom};
 use std::path::Path;
+use std::rc::Rc;
 
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
@@ -13,6 +14,7 @@ use warpwright::quantize::{NibbleOrder, Quantized, QuantizedNested, Scheme};
 use warpwright::{DType, Stream, Tensor, cast, dequantize, dequantize_nested};
 
 use super::Result;
+use super::linear::Weight;
 
 /// Longest header that is read.
 const MAX_HEADER: u64 = 100 << 20;
@@ -40,7 +42,6 @@ pub(crate) struct Checkpoint {
 /// The JSON that bitsandbytes stores beside the codes of a weight.
 #[derive(Deserialize)]
 struct QuantState {
-    quant_type: String,
     blocksize: usize,
     shape: Vec<usize>,
     nested_offset: Option<f32>,
@@ -130,45 +131,59 @@ impl Checkpoint {
 
     /// A tensor in type `dtype`, whatever it is stored in; codes of NF4 and FP4 as bitsandbytes and `warpwright quantize` write them.
     pub(crate) fn tensor(&mut self, stream: &Stream, name: &str, dtype: DType) -> Result<Tensor> {
-        for (scheme, key) in [(Scheme::Nf4, "nf4"), (Scheme::Fp4, "fp4")] {
-            let state = format!("{name}.quant_state.bitsandbytes__{key}");
-            if self.contains(&state) {
-                let (_, json) = self.read(&state)?;
-                let state: QuantState = serde_json::from_slice(&json).map_err(|e| format!("{state}: {e}"))?;
-                return self.dequantized(stream, name, scheme, state, dtype);
+        match self.codes(stream, name)? {
+            None => {
+                let stored = self.stored(stream, name)?;
+                if stored.dtype() == dtype { Ok(stored) } else { Ok(cast(stream, &stored, dtype)?) }
+            }
+            Some((mut codes, nested)) => {
+                if let Some(nested) = nested {
+                    codes.scales = dequantize_nested(stream, &nested)?;
+                }
+                Ok(dequantize(stream, &codes, dtype)?)
             }
         }
-        let stored = self.stored(stream, name)?;
-        if stored.dtype() == dtype { Ok(stored) } else { Ok(cast(stream, &stored, dtype)?) }
     }
 
-    fn dequantized(
-        &mut self,
-        stream: &Stream,
-        name: &str,
-        scheme: Scheme,
-        state: QuantState,
-        dtype: DType,
-    ) -> Result<Tensor> {
-        let QuantState { quant_type, blocksize, shape, nested_offset } = state;
-        if quant_type != scheme.name() {
-            return Err(format!("{name}: codes of {} that are called {quant_type}", scheme.name()).into());
+    /// The weight of a layer: its codes if it is stored as such, else floats of type `dtype`.
+    pub(crate) fn weight(&mut self, stream: &Stream, name: &str, dtype: DType) -> Result<Weight> {
+        match self.codes(stream, name)? {
+            Some((codes, nested)) => Ok(Weight::Codes(codes, nested)),
+            None => Ok(Weight::Floats(Rc::new(self.tensor(stream, name, dtype)?))),
         }
+    }
+
+    /// The codes of a weight of NF4 or FP4, and of its scales, if they are codes too: then `scales` is empty.
+    fn codes(&mut self, stream: &Stream, name: &str) -> Result<Option<(Quantized, Option<QuantizedNested>)>> {
+        let stored = |scheme: Scheme| format!("{name}.quant_state.bitsandbytes__{}", scheme.name());
+        let schemes = [Scheme::Nf4, Scheme::Fp4];
+        let Some(scheme) = schemes.into_iter().find(|scheme| self.contains(&stored(*scheme))) else {
+            return Ok(None);
+        };
+        let (_, json) = self.read(&stored(scheme))?;
+        let state: QuantState = serde_json::from_slice(&json).map_err(|e| format!("{name}: {e}"))?;
         let codes = self.stored(stream, name)?;
+        let len = codes.len();
         let absmax = self.stored(stream, &format!("{name}.absmax"))?;
-        let scales = match nested_offset {
-            None => absmax,
+        let (scales, nested) = match state.nested_offset {
+            None => (absmax, None),
             Some(offset) => {
                 let nested_absmax = self.stored(stream, &format!("{name}.nested_absmax"))?;
                 let offset = Tensor::from_slice_on(stream, &[offset], &[1])?;
-                dequantize_nested(stream, &QuantizedNested { codes: absmax, nested_absmax, offset })?
+                let nested = QuantizedNested { codes: absmax, nested_absmax, offset };
+                (Tensor::empty_on(stream, DType::F32, &[0])?, Some(nested))
             }
         };
-        let order = NibbleOrder::HighFirst;
-        let len = codes.len();
-        let codes = codes.reshape(&[len])?;
-        let of = Quantized { scheme, group_size: blocksize, order, shape, codes, scales, zero_points: None };
-        Ok(dequantize(stream, &of, dtype)?)
+        let quantized = Quantized {
+            scheme,
+            group_size: state.blocksize,
+            order: NibbleOrder::HighFirst,
+            shape: state.shape,
+            codes: codes.reshape(&[len])?,
+            scales,
+            zero_points: None,
+        };
+        Ok(Some((quantized, nested)))
     }
 }
 

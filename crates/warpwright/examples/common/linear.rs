@@ -1,18 +1,27 @@
-//! Linear layers.
+//! Linear layers, whose weights are of floats or of 4-bit codes.
 
 use std::rc::Rc;
 
-use warpwright::activation::Activation;
+use warpwright::activation::{Activation, activate_in_place};
 use warpwright::matmul::MatmulOptions;
-use warpwright::{DType, Error, Stream, Tensor, matmul};
+use warpwright::matmul_4bit::Weight4bit;
+use warpwright::quantize::{Quantized, QuantizedNested};
+use warpwright::{DType, Error, Stream, Tensor, matmul, matmul_4bit};
 
 use super::Result;
 use super::checkpoint::Checkpoint;
 
+/// A matrix `[outputs, inputs]`.
+pub(crate) enum Weight {
+    /// The last layer of a language model may share the table of its tokens.
+    Floats(Rc<Tensor>),
+    /// As the checkpoint stores them; scales may be codes themselves.
+    Codes(Quantized, Option<QuantizedNested>),
+}
+
 /// `y = x weight^T + bias`: `[.., inputs]` to `[.., outputs]`.
 pub(crate) struct Linear {
-    /// `[outputs, inputs]`; the last layer of a language model may share the table of its tokens.
-    weight: Rc<Tensor>,
+    weight: Weight,
     /// `[outputs]`
     bias: Option<Tensor>,
 }
@@ -25,7 +34,7 @@ impl Linear {
         name: &str,
         dtype: DType,
     ) -> Result<Self> {
-        let weight = Rc::new(checkpoint.tensor(stream, &format!("{name}.weight"), dtype)?);
+        let weight = checkpoint.weight(stream, &format!("{name}.weight"), dtype)?;
         let bias = format!("{name}.bias");
         let biased = checkpoint.contains(&bias);
         Ok(Self { weight, bias: biased.then(|| checkpoint.tensor(stream, &bias, dtype)).transpose()? })
@@ -33,14 +42,14 @@ impl Linear {
 
     /// Without a bias.
     pub(crate) fn new(weight: Rc<Tensor>) -> Self {
-        Self { weight, bias: None }
+        Self { weight: Weight::Floats(weight), bias: None }
     }
 
     pub(crate) fn forward(&self, stream: &Stream, x: &Tensor) -> std::result::Result<Tensor, Error> {
         self.activated(stream, x, None)
     }
 
-    /// The function of the results, in the launch of the product.
+    /// A function of the results.
     pub(crate) fn activated(
         &self,
         stream: &Stream,
@@ -48,16 +57,33 @@ impl Linear {
         activation: Option<Activation>,
     ) -> std::result::Result<Tensor, Error> {
         let bias = self.bias.as_ref();
-        matmul(
-            stream,
-            x,
-            &self.weight,
-            MatmulOptions { transpose_b: true, bias, activation, ..Default::default() },
-        )
+        match &self.weight {
+            Weight::Floats(weight) => {
+                let options = MatmulOptions { transpose_b: true, bias, activation, ..Default::default() };
+                matmul(stream, x, weight, options)
+            }
+            Weight::Codes(codes, nested) => {
+                let weight = Weight4bit::from_quantized(codes)?;
+                let weight = nested.as_ref().map_or(weight, |nested| weight.with_nested(nested));
+                let mut y = matmul_4bit(stream, x, weight, bias)?;
+                if let Some(f) = activation {
+                    activate_in_place(stream, f, &mut y)?;
+                }
+                Ok(y)
+            }
+        }
     }
 
-    /// Bytes of the weights, all of which a product reads.
+    /// Bytes of the weights, all of which a product of a few rows reads.
     pub(crate) fn bytes(&self) -> u64 {
-        self.weight.buffer().bytes() + self.bias.as_ref().map_or(0, |bias| bias.buffer().bytes())
+        let bytes = |x: &Tensor| x.buffer().bytes();
+        let weight = match &self.weight {
+            Weight::Floats(weight) => bytes(weight),
+            Weight::Codes(codes, None) => bytes(&codes.codes) + bytes(&codes.scales),
+            Weight::Codes(codes, Some(nested)) => {
+                bytes(&codes.codes) + bytes(&nested.codes) + bytes(&nested.nested_absmax)
+            }
+        };
+        weight + self.bias.as_ref().map_or(0, bytes)
     }
 }

@@ -7,12 +7,14 @@ use std::path::PathBuf;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors, serialize};
 use serde_json::json;
+use warpwright::activation::Activation;
 use warpwright::quantize::{NibbleOrder, QuantizedNested, Scheme};
 use warpwright::{DType, Device, Stream, Tensor, dequantize, dequantize_nested, quantize, quantize_nested};
 
 use super::bert::{Bert, BertConfig};
 use super::common::Result;
 use super::common::checkpoint::{Checkpoint, read_json};
+use super::common::linear::Linear;
 use super::common::random;
 use super::{Words, embed};
 
@@ -242,7 +244,7 @@ fn nf4_file(stream: &Stream, nested: bool) -> Result<(Vec<u8>, Vec<f32>)> {
     for (key, dtype, bytes) in &parts {
         let count = if *dtype == Dtype::F32 { bytes.len() / 4 } else { bytes.len() };
         let shape = if key.is_empty() { vec![count, 1] } else { vec![count] };
-        views.push((format!("w{key}"), TensorView::new(*dtype, shape, bytes)?));
+        views.push((format!("w.weight{key}"), TensorView::new(*dtype, shape, bytes)?));
     }
     Ok((serialize(views, None)?, dequantize(stream, &q, DType::F32)?.to_vec_on(stream)?))
 }
@@ -253,9 +255,23 @@ fn codes_are_loaded_as_values() -> Result<()> {
     for nested in [false, true] {
         let (file, want) = nf4_file(&stream, nested)?;
         let mut checkpoint = Checkpoint::from_bytes(file.clone())?;
-        let w = checkpoint.tensor(&stream, "w", DType::F32)?;
-        assert_eq!((w.shape(), w.to_vec_on::<f32>(&stream)?), (&[6, 200][..], want), "nested: {nested}");
-        assert_eq!(checkpoint.tensor(&stream, "w", DType::BF16)?.dtype(), DType::BF16);
+        let w = checkpoint.tensor(&stream, "w.weight", DType::F32)?;
+        assert_eq!((w.shape(), &w.to_vec_on::<f32>(&stream)?), (&[6, 200][..], &want), "nested: {nested}");
+        assert_eq!(checkpoint.tensor(&stream, "w.weight", DType::BF16)?.dtype(), DType::BF16);
+
+        // A layer multiplies with the codes as they are.
+        let linear = Linear::load(&mut checkpoint, &stream, "w", DType::F32)?;
+        assert!(linear.bytes() < 1200, "{} bytes of codes and scales", linear.bytes());
+        let x: Vec<f32> = (0..200).map(|i| (i as f32 * 0.11).cos()).collect();
+        let y = linear.activated(
+            &stream,
+            &Tensor::from_slice_on(&stream, &x, &[1, 200])?,
+            Some(Activation::GeluErf),
+        )?;
+        let x: Vec<f64> = x.into_iter().map(f64::from).collect();
+        let row = |row: &[f32]| gelu(dot(&x, &row.iter().copied().map(f64::from).collect::<Vec<_>>()));
+        let error = distance(&y.to_vec_on(&stream)?, &want.chunks(200).map(row).collect::<Vec<_>>());
+        assert!(error < 1e-5, "nested: {nested}: {error:e}");
         let missing = checkpoint.tensor(&stream, "v", DType::F32).expect_err("there is no v").to_string();
         assert!(missing.contains("no v"), "{missing}");
         // A file that was cut short.

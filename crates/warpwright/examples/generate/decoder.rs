@@ -4,7 +4,7 @@ use std::error::Error;
 
 use warpwright::{Graph, Stream, Tensor};
 
-use super::cache::{Cache, Places};
+use super::cache::Cache;
 use super::common::Result;
 use super::llama::Llama;
 
@@ -17,8 +17,8 @@ pub(crate) struct Decoder<'m> {
     length: usize,
     /// `[1]` in i64: the token of a step.
     token: Tensor,
-    /// `[2]` in i32: its position, and the tokens up to it.
-    place: Tensor,
+    /// `[1]` in i32: the tokens up to it.
+    of_length: Tensor,
     /// The step, and its logits, which each launch overwrites.
     step: Option<(Graph, Tensor)>,
 }
@@ -31,32 +31,29 @@ impl<'m> Decoder<'m> {
             caches: model.caches(stream)?,
             length: 0,
             token: Tensor::from_slice_on(stream, &[0i64], &[1])?,
-            place: Tensor::from_slice_on(stream, &[0i32, 0], &[2])?,
+            of_length: Tensor::from_slice_on(stream, &[0i32], &[1])?,
             step: None,
         })
     }
 
     /// Reads tokens; the logits of the next one, `[1, vocab_size]`.
     pub(crate) fn prefill(&mut self, tokens: &[i64]) -> Result<Tensor> {
-        let (stream, begin, end) = (&self.stream, self.length, self.length + tokens.len());
+        let (stream, end) = (&self.stream, self.length + tokens.len());
         self.model.check(tokens, end)?;
-        let positions: Vec<i32> = (begin as i32..end as i32).collect();
-        let positions = Tensor::from_slice_on(stream, &positions, &[tokens.len()])?;
         let length = Tensor::from_slice_on(stream, &[end as i32], &[1])?;
-        let places = Places { positions: positions.as_ref(), length: length.as_ref() };
         let tokens = Tensor::from_slice_on(stream, tokens, &[tokens.len()])?;
         self.length = end;
-        self.model.forward(stream, &tokens, &places, &mut self.caches)
+        self.model.forward(stream, &tokens, &length, &mut self.caches)
     }
 
     /// Reads one token; the logits of the next one, which the next step overwrites.
     pub(crate) fn step(&mut self, token: i64) -> Result<&Tensor> {
-        let Self { stream, model, length, token: of_token, place, .. } = self;
-        model.check(&[token], *length + 1)?;
-        let (position, end) = (*length as i32, *length as i32 + 1);
+        let Self { stream, model, length, token: of_token, of_length, .. } = self;
+        let end = *length + 1;
+        model.check(&[token], end)?;
         stream.copy_to_device(of_token.buffer_mut(), 0, &token.to_le_bytes())?;
-        stream.copy_to_device(place.buffer_mut(), 0, [position, end].map(i32::to_le_bytes).as_flattened())?;
-        *length = end as usize;
+        stream.copy_to_device(of_length.buffer_mut(), 0, &(end as i32).to_le_bytes())?;
+        *length = end;
         if self.step.is_none() {
             self.step = Some(self.capture()?);
         }
@@ -65,15 +62,13 @@ impl<'m> Decoder<'m> {
         Ok(logits)
     }
 
-    /// The step as a graph, which reads token and place where it is launched, and its logits.
+    /// The step as a graph, which reads token and length where it is launched, and its logits.
     fn capture(&mut self) -> Result<(Graph, Tensor)> {
-        let Self { stream, model, caches, token, place, .. } = self;
-        let of_place = |at| place.as_ref().narrow(0, at, 1);
-        let places = Places { positions: of_place(0)?, length: of_place(1)? };
+        let Self { stream, model, caches, token, of_length, .. } = self;
         // Loads the kernels; what it adds to the caches the launches will write again.
-        let mut logits = model.forward(stream, token, &places, caches)?;
+        let mut logits = model.forward(stream, token, of_length, caches)?;
         let graph = stream.capture(|stream| {
-            logits = model.forward(stream, token, &places, caches)?;
+            logits = model.forward(stream, token, of_length, caches)?;
             Ok::<_, Box<dyn Error>>(())
         })?;
         Ok((graph, logits))

@@ -4,11 +4,11 @@
 use std::rc::Rc;
 
 use warpwright::embedding::check_indices;
+use warpwright::kv_cache::CacheRotary;
 use warpwright::layer_norm::RowNormOptions;
-use warpwright::rotary::RotaryOptions;
-use warpwright::{DType, Stream, Tensor, embedding, rms_norm, rotary_embedding_in_place, swiglu};
+use warpwright::{DType, Stream, Tensor, embedding, rms_norm, swiglu};
 
-use super::cache::{Cache, Places};
+use super::cache::Cache;
 use super::common::Result;
 use super::common::checkpoint::Checkpoint;
 use super::common::linear::Linear;
@@ -121,7 +121,7 @@ impl Llama {
     /// An empty cache of each layer.
     pub(crate) fn caches(&self, stream: &Stream) -> Result<Vec<Cache>> {
         let shape = [self.cos.shape()[0], self.config.kv_heads(), self.config.head_dim()];
-        self.layers.iter().map(|_| Cache::new(stream, self.words.dtype(), shape)).collect()
+        self.layers.iter().map(|_| Ok(Cache::new(stream, self.words.dtype(), shape)?)).collect()
     }
 
     /// Bytes of the weights that a step reads.
@@ -144,12 +144,12 @@ impl Llama {
     }
 
     /// The logits `[1, vocab_size]` of the token behind the last of `tokens`, `[tokens]` in i64, whose keys and values are added
-    /// to the caches.
+    /// to the caches. The text with these tokens has as many as `length`, `[1]` in i32, says.
     pub(crate) fn forward(
         &self,
         stream: &Stream,
         tokens: &Tensor,
-        places: &Places<'_>,
+        length: &Tensor,
         caches: &mut [Cache],
     ) -> Result<Tensor> {
         let (count, dim) = (tokens.len(), self.config.head_dim());
@@ -158,14 +158,12 @@ impl Llama {
         let mut y = embedding(stream, &self.words, tokens)?;
         for (layer, cache) in self.layers.iter().zip(caches) {
             let (x, residual) = self.norm(stream, y, sum.as_ref(), &layer.input_norm)?;
-            let mut q = by_heads(layer.q.forward(stream, &x)?, self.config.num_attention_heads)?;
-            let mut k = by_heads(layer.k.forward(stream, &x)?, self.config.kv_heads())?;
+            let q = by_heads(layer.q.forward(stream, &x)?, self.config.num_attention_heads)?;
+            let k = by_heads(layer.k.forward(stream, &x)?, self.config.kv_heads())?;
             let v = by_heads(layer.v.forward(stream, &x)?, self.config.kv_heads())?;
-            let turned = RotaryOptions { positions: Some(places.positions), ..Default::default() };
-            rotary_embedding_in_place(stream, q.as_mut(), Some(k.as_mut()), &self.cos, &self.sin, turned)?;
-            cache.append(stream, &k, &v, places)?;
-            let seen =
-                cache.attend(stream, &q, places)?.reshape(&[count, self.config.num_attention_heads * dim])?;
+            let rotary = CacheRotary::new(&self.cos, &self.sin);
+            let seen = cache.attend(stream, [q, k, v], rotary, length.as_ref())?;
+            let seen = seen.reshape(&[count, self.config.num_attention_heads * dim])?;
 
             let seen = layer.o.forward(stream, &seen)?;
             let (x, residual) = self.norm(stream, seen, Some(&residual), &layer.post_attention_norm)?;
