@@ -1,6 +1,6 @@
 //! [`Halves`]: two 16-bit floats of one register, as they lie in memory.
 
-use warpwright_ptx::{BinaryOp, DType, Modifiers, ScalarType};
+use warpwright_ptx::{BinaryOp, DType, Modifiers, ScalarType, TernaryOp};
 
 use crate::context::K;
 use crate::mem::{Element, Ptr, Readable};
@@ -56,9 +56,19 @@ impl<'k> Halves<'k> {
 
     #[track_caller]
     fn propagating(self, op: BinaryOp, rhs: Self) -> Self {
-        let ty = if self.dtype == DType::BF16 { ScalarType::BF16x2 } else { ScalarType::F16x2 };
         let mods = Modifiers { nan: true, ..Modifiers::NONE };
-        self.like(self.word.k().binary(op, ty, mods, self.word.operand(), rhs.word.operand()))
+        self.like(self.word.k().binary(op, self.packed(), mods, self.word.operand(), rhs.word.operand()))
+    }
+
+    fn packed(self) -> ScalarType {
+        if self.dtype == DType::BF16 { ScalarType::BF16x2 } else { ScalarType::F16x2 }
+    }
+
+    /// `self * factor + addend` of each half, rounded once. Of `f16` on every target, of `bf16` where halves [exist](Self::exist).
+    #[track_caller]
+    pub fn mul_add(self, factor: Self, addend: Self) -> Self {
+        let operands = [self.word.operand(), factor.word.operand(), addend.word.operand()];
+        self.like(self.word.k().ternary(TernaryOp::Fma, self.packed(), Modifiers::RN, operands))
     }
 
     /// Both without their signs.

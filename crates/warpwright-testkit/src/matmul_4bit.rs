@@ -302,7 +302,8 @@ impl Subject for Product {
         let Matmul4bitDesc { m, weight, .. } = self.desc;
         let config = self.config.map_or(String::new(), StreamConfig::name);
         let sliced = weight.k.is_multiple_of(32) && weight.group_size.is_multiple_of(32) && self.lead == 0;
-        format!("{} {sliced} {} {config}", m.div_ceil(8).next_power_of_two(), weight.k > 4096)
+        let x = self.special == Special::X;
+        format!("{x} {} {sliced} {} {config}", m.div_ceil(8).next_power_of_two(), weight.k > 4096)
     }
 }
 

@@ -9,6 +9,7 @@
 //! A block goes through tiles of rows of the weight, its warps through runs of four slices of the common dimension, and loads the
 //! slices of the next run while it multiplies those of the last. Sums of the warps are added in their order.
 
+use warpwright_dsl::Halves;
 use warpwright_dsl::prelude::*;
 
 use super::scales::{Groups, Loaded, ScaleArgs, fill_map};
@@ -49,10 +50,10 @@ struct Slice<'k> {
 }
 warpwright_dsl::carry!(Slice { codes, scales });
 
-/// The rows of a lane in a tile of 16: pairs of both, and their scales and zero points.
+/// The rows of a lane in a tile of 16: pairs of both, and their scales.
 struct WeightTile<'k> {
     pairs: [Vec<U32<'k>>; 2],
-    scales: [(F32<'k>, Option<F32<'k>>); 2],
+    scales: [F32<'k>; 2],
 }
 
 impl<'k> WeightTile<'k> {
@@ -338,18 +339,12 @@ impl<'k> Block<'k> {
                 let zero = Accumulator::zero(k, atom);
                 x.iter().enumerate().fold(zero, |sum, (step, b)| sum.mma(&a(step), b))
             };
-            let of_x = self.kernel.groups.format.has_zero_points().then(|| chain(&|_| self.ones(atom)));
             for (tile, weight) in tiles.iter().enumerate() {
                 let product = chain(&|step| weight.fragment(k, atom, step));
                 let first = (tile * config.col_tiles as usize + col) * 4;
                 for (i, (product, sum)) in product.lanes().iter().zip(&mut out[first..first + 4]).enumerate()
                 {
-                    let (scale, zero_point) = weight.scales[i / 2];
-                    let product = match (zero_point, &of_x) {
-                        (Some(zero), Some(of_x)) => product - zero * of_x.lanes()[i],
-                        _ => product,
-                    };
-                    let more = product.mul_add(scale, *sum);
+                    let more = product.mul_add(weight.scales[i / 2], *sum);
                     *sum = there.map_or(more, |there| there.select(more, *sum));
                 }
             }
@@ -357,16 +352,19 @@ impl<'k> Block<'k> {
         out
     }
 
-    /// The pairs of a tile of rows, and scale and zero point of each of the lane's rows.
+    /// The pairs of a tile of rows, less their zero points, and the scale of each of the lane's rows.
     fn decoded(&self, loaded: &Slice<'k>, tile: usize) -> WeightTile<'k> {
         let pairs = |half: usize| {
-            let codes = loaded.codes[2 * tile + half].iter();
-            codes.flat_map(|word| (0..4).map(|byte| self.pair(*word, byte))).collect()
+            let (codes, scale) = (&loaded.codes[2 * tile + half], &loaded.scales[2 * tile + half]);
+            let zero = self.decoder.zero_point(scale).map(|zero| self.minus(zero));
+            let less = |pair: U32<'k>| match zero {
+                // Differences of integers of eight bits are exact.
+                Some(minus) => self.halves(pair).mul_add(self.halves(self.ones()), minus).word(),
+                None => pair,
+            };
+            codes.iter().flat_map(|word| (0..4).map(|byte| less(self.pair(*word, byte)))).collect()
         };
-        let scale = |half: usize| {
-            let loaded = &loaded.scales[2 * tile + half];
-            (self.decoder.scale(self.k, loaded), self.decoder.zero_point(loaded))
-        };
+        let scale = |half: usize| self.decoder.scale(self.k, &loaded.scales[2 * tile + half]);
         WeightTile { pairs: [0, 1].map(pairs), scales: [0, 1].map(scale) }
     }
 
@@ -377,11 +375,22 @@ impl<'k> Block<'k> {
         words.chunks(2).map(|pair| Fragment::b(self.k, atom, pair)).collect()
     }
 
-    /// Ones, whose products are sums of `x`.
-    fn ones(&self, atom: MmaAtom) -> Fragment<'k, MatrixA> {
-        let pair: u32 = if atom == MmaAtom::BF16 { 0x3f80_3f80 } else { 0x3c00_3c00 };
-        let words: Vec<U32<'k>> = (0..4).map(|_| self.k.lit(pair)).collect();
-        Fragment::a(self.k, atom, &words)
+    fn halves(&self, word: U32<'k>) -> Halves<'k> {
+        Halves::from_word(word, self.kernel.dtype)
+    }
+
+    fn ones(&self) -> U32<'k> {
+        self.k.lit(if self.kernel.dtype == DType::BF16 { 0x3f80_3f80 } else { 0x3c00_3c00 })
+    }
+
+    /// A zero point with a minus sign, twice.
+    fn minus(&self, zero: F32<'k>) -> Halves<'k> {
+        if self.kernel.dtype == DType::BF16 {
+            return self.halves((-zero).to_bits().permute(0, 0x3232));
+        }
+        // 1024 - (1024 + zero), of which the second has the integer in its last bits.
+        let above = (zero.to_u32() | 0x6400).permute(0, 0x1010);
+        self.halves(above).negated().mul_add(self.halves(self.ones()), self.halves(self.k.lit(0x6400_6400)))
     }
 
     /// The numbers of a byte of codes.
