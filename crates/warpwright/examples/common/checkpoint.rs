@@ -148,7 +148,7 @@ impl Checkpoint {
     /// The weight of a layer: its codes if it is stored as such, else floats of type `dtype`.
     pub(crate) fn weight(&mut self, stream: &Stream, name: &str, dtype: DType) -> Result<Weight> {
         match self.codes(stream, name)? {
-            Some((codes, nested)) => Ok(Weight::Codes(codes, nested)),
+            Some((codes, nested)) => Ok(Weight::Codes(Box::new(codes), nested.map(Box::new))),
             None => Ok(Weight::Floats(Rc::new(self.tensor(stream, name, dtype)?))),
         }
     }

@@ -16,7 +16,7 @@ pub(crate) enum Weight {
     /// The last layer of a language model may share the table of its tokens.
     Floats(Rc<Tensor>),
     /// As the checkpoint stores them; scales may be codes themselves.
-    Codes(Quantized, Option<QuantizedNested>),
+    Codes(Box<Quantized>, Option<Box<QuantizedNested>>),
 }
 
 /// `y = x weight^T + bias`: `[.., inputs]` to `[.., outputs]`.
