@@ -135,6 +135,11 @@ fn every_operation_has_its_functions() {
             ("linear_cross_entropy", warpwright::Direction::Backward) => {
                 "linear_cross_entropy_with_gradients".to_owned()
             }
+            // One function for all formats.
+            (op, direction) if op.starts_with("matmul_4bit_") => match direction {
+                warpwright::Direction::Forward => "matmul_4bit".to_owned(),
+                warpwright::Direction::Backward => "matmul_4bit_backward".to_owned(),
+            },
             // One function for all schemes.
             (op, _) if op.starts_with("quantize_") => "quantize".to_owned(),
             (op, _) if op.starts_with("dequantize_") => "dequantize".to_owned(),

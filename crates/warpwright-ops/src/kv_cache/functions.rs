@@ -185,7 +185,29 @@ pub fn append_kv_cache_rotary<'a>(
     Ok(rotated)
 }
 
-/// [`append_kv_cache_rotary`] in place: the queries become the rotated ones.
+/// [`append_kv_cache_rotary`] in place: the queries `[batch, steps, heads, head_dim]` become the rotated ones.
+///
+/// ```
+/// # fn main() -> Result<(), warpwright::Error> {
+/// use warpwright::kv_cache::{CacheRotary, KvCache};
+/// use warpwright::{DType, Device, Tensor, append_kv_cache_rotary_in_place};
+///
+/// let device = Device::best();
+/// let stream = device.stream()?;
+/// let mut keys = Tensor::zeros(&device, DType::F32, &[1, 1, 1, 2])?;
+/// let mut values = Tensor::zeros(&device, DType::F32, &[1, 1, 1, 2])?;
+/// let new = Tensor::from_slice(&device, &[1.0f32, 2.0], &[1, 1, 1, 2])?;
+/// let mut q = Tensor::from_slice(&device, &[3.0f32, 4.0], &[1, 1, 1, 2])?;
+/// // Half a turn.
+/// let cos = Tensor::from_slice(&device, &[-1.0f32], &[1, 1])?;
+/// let sin = Tensor::from_slice(&device, &[0.0f32], &[1, 1])?;
+/// let cache = KvCache { k: keys.as_mut(), v: values.as_mut(), key_lengths: None, block_table: None };
+/// append_kv_cache_rotary_in_place(&stream, &mut q, &new, &new, CacheRotary::new(&cos, &sin), cache)?;
+/// assert_eq!(q.to_vec_on::<f32>(&stream)?, [-3.0, -4.0]);
+/// assert_eq!(keys.to_vec_on::<f32>(&stream)?, [-1.0, -2.0]);
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
 /// As [`append_kv_cache_rotary`].

@@ -128,6 +128,8 @@ fn given(name: &str, op: &str, backward: bool) -> Vec<String> {
         "dropout" if op != "attention" && !op.starts_with("dropout") => &["dropout=0.5", "layers=2"],
         // Gradients that are computed with the loss are of one number.
         "reduction" if op == "linear_cross_entropy" && backward => &["reduction=sum"],
+        // As many tokens as asked for come behind those in the cache; others have a number of queries.
+        "page_size" if op == "append_kv_cache" => &["page_size=64", "keys=4096"],
         // Reductions of 16 bits may stay as wide as they are taken.
         "to" if REDUCTIONS.contains(&op) => &["to=f32"],
         _ => OPTIONS.iter().find(|option| option.name == name).expect("an option").example,
