@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use warpwright_ops::plan::Layout;
-use warpwright_ops::{Direction, PlanError};
+use warpwright_ops::plan::{Layout, Plan, TensorSpec};
+use warpwright_ops::{Direction, Operation, PlanError};
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::{Device, Error as RuntimeError, Stream, Tensor, TensorMut, TensorRef};
 
@@ -347,6 +347,15 @@ impl<'d> Bench<'d> {
         wanted: bool,
     ) -> Result<Option<Placed>, CaseError> {
         wanted.then(|| self.output(name, dtype, len, lead)).transpose()
+    }
+
+    /// Scratch memory for a plan that needs some.
+    ///
+    /// # Errors
+    /// As of [`output`](Self::output).
+    pub fn workspace<D: Operation>(&self, plan: &Plan<D>) -> Result<Option<Placed>, CaseError> {
+        let spec = plan.tensor(TensorSpec::WORKSPACE);
+        spec.map(|spec| self.output(TensorSpec::WORKSPACE, spec.dtype, spec.len, 0)).transpose()
     }
 
     /// The value of an element that was not written.

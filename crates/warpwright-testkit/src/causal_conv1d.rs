@@ -343,9 +343,7 @@ impl ConvSubject {
         let mut dbias = bench.optional_output("dbias", dtype, size(&t.bias), t.bias.is_some())?;
         let mut dinitial =
             bench.optional_output("dinitial_states", dtype, size(&t.states), t.states.is_some())?;
-        let scratch = plan.tensor("workspace").filter(|spec| spec.present).cloned();
-        let workspace = scratch.map(|spec| bench.output("workspace", spec.dtype, spec.len, 0));
-        let mut workspace = workspace.transpose()?;
+        let mut workspace = bench.workspace(&plan)?;
         bench.launch(|stream| {
             let args = CausalConv1dBackwardArgs {
                 x: x.view()?,

@@ -7,7 +7,6 @@ use warpwright_ops::conv::reference::{Scaled, View};
 use warpwright_ops::conv::tuning::{self, Tile};
 use warpwright_ops::conv::{Axis, Conv, ConvArgs, ConvBackwardArgs, ConvBackwardDesc, ConvDesc, Layout};
 use warpwright_ops::gemm::Precision;
-use warpwright_ops::plan::TensorSpec;
 use warpwright_ops::{Direction, Operation};
 use warpwright_ptx::{DType, Target};
 
@@ -300,7 +299,7 @@ impl Subjected {
         let weight = bench.input("weight", dtype, &weight_values, lead)?;
         let bias = bench.optional_input("bias", dtype, bias_values.as_ref(), lead)?;
         let mut y = bench.output("y", dtype, len("y"), lead)?;
-        let mut workspace = workspace(bench, plan.tensor("workspace"))?;
+        let mut workspace = bench.workspace(&plan)?;
         bench.launch(|stream| {
             let args = ConvArgs {
                 x: x.view()?,
@@ -333,7 +332,7 @@ impl Subjected {
         let output = |name, wanted| bench.optional_output(name, dtype, (len(name), lead), wanted);
         let (mut to_x, mut to_weight) = (output("dx", dx)?, output("dweight", dweight)?);
         let mut to_bias = output("dbias", dbias)?;
-        let mut workspace = workspace(bench, plan.tensor("workspace"))?;
+        let mut workspace = bench.workspace(&plan)?;
         bench.launch(|stream| {
             let args = ConvBackwardArgs {
                 x: x.as_ref().map(Placed::view).transpose()?,
@@ -358,10 +357,6 @@ impl Subjected {
         }
         Ok(all)
     }
-}
-
-fn workspace(bench: &Bench<'_>, spec: Option<&TensorSpec>) -> Result<Option<Placed>, CaseError> {
-    spec.map(|spec| bench.output(TensorSpec::WORKSPACE, spec.dtype, spec.len, 0)).transpose()
 }
 
 impl Subject for Subjected {

@@ -11,7 +11,7 @@ use warpwright_ops::{Direction, Operation};
 use warpwright_ptx::DType;
 
 use crate::budget;
-use crate::case::{Bench, Case, CaseError, Scope, Subject};
+use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject};
 use crate::inputs::{Input, Random};
 use crate::measure::{Comparison, Expected, compare};
 use crate::storage;
@@ -262,10 +262,8 @@ impl CrossEntropySubject {
         let mut lse = bench.output("lse", self.wide(), rows, 0)?;
         let mut nll = bench.output("nll", self.wide(), rows, 0)?;
         let mut count = bench.output("count", self.wide(), 1, 0)?;
-        let spec = plan.tensor("workspace");
-        let mut workspace = bench.output("workspace", self.wide(), spec.map_or(0, |t| t.len), 0)?;
+        let mut workspace = bench.workspace(&plan)?;
         let mean = self.situation.reduction == Reduction::Mean;
-        let scratch = spec.is_some();
         bench.launch(|stream| {
             let args = CrossEntropyArgs {
                 logits: logits.view()?,
@@ -274,7 +272,7 @@ impl CrossEntropySubject {
                 lse: lse.view_mut()?,
                 nll: nll.view_mut()?,
                 count: if mean { Some(count.view_mut()?) } else { None },
-                workspace: if scratch { Some(workspace.view_mut()?) } else { None },
+                workspace: workspace.as_mut().map(Placed::view_mut).transpose()?,
             };
             Ok(plan.launch(stream, args)?)
         })?;

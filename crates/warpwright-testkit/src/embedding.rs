@@ -181,9 +181,7 @@ impl EmbeddingSubject {
         let dy = bench.input("dy", self.dtype, &rows, lead)?;
         let placed = self.place_indices(bench, &indices)?;
         let mut dweight = bench.output("dweight", self.dtype, num_embeddings * dim, lead)?;
-        let spec = plan.tensor("workspace").map(|spec| (spec.dtype, spec.len));
-        let workspace = spec.map(|(dtype, len)| bench.output("workspace", dtype, len, 0));
-        let mut workspace = workspace.transpose()?;
+        let mut workspace = bench.workspace(&plan)?;
         bench.launch(|stream| {
             let args = EmbeddingBackwardArgs {
                 dy: dy.view()?,

@@ -264,9 +264,7 @@ impl Subject for GemmSubject {
         } else {
             bench.output("y", dtype, len(4), self.lead)?
         };
-        let scratch = plan.tensors()[5].clone();
-        let workspace = scratch.present.then(|| bench.output("workspace", scratch.dtype, scratch.len, 0));
-        let mut workspace = workspace.transpose()?;
+        let mut workspace = bench.workspace(&plan)?;
         bench.launch(|stream| {
             let args = GemmArgs {
                 a: a.view()?,

@@ -155,9 +155,7 @@ impl Subject for Situation {
         let output = |name: &'static str, len: usize| bench.output(name, dtype, len, *lead);
         let (mut dx, mut dweight) = (output("dx", xs.len())?, output("dweight", weights.len())?);
         let mut dbias = output("dbias", biases.len())?;
-        let spec = plan.tensor("workspace");
-        let mut workspace =
-            spec.map(|spec| bench.output("workspace", spec.dtype, spec.len, 0)).transpose()?;
+        let mut workspace = bench.workspace(&plan)?;
         bench.launch(|stream| {
             let args = LinearCrossEntropyArgs {
                 x: x.view()?,

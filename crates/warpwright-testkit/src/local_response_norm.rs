@@ -148,9 +148,7 @@ impl LrnSubject {
         let (xs, dys) = (self.x(), self.draw(2));
         let (x, dy) = (bench.input("x", dtype, &xs, self.lead)?, bench.input("dy", dtype, &dys, self.lead)?);
         let mut dx = bench.output("dx", dtype, xs.len(), self.lead)?;
-        let scratch = plan.tensors()[3].clone();
-        let workspace = scratch.present.then(|| bench.output("workspace", scratch.dtype, scratch.len, 0));
-        let mut workspace = workspace.transpose()?;
+        let mut workspace = bench.workspace(&plan)?;
         bench.launch(|stream| {
             let args = LocalResponseNormBackwardArgs {
                 x: x.view()?,

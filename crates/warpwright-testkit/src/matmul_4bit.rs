@@ -273,8 +273,7 @@ impl Subject for Product {
         let placed = weight.place(bench, &of_weight, self.lead)?;
         let bias = bench.optional_input("bias", dtype, biased.then_some(&biases), self.lead)?;
         let mut y = bench.output("y", dtype, m * n, self.lead)?;
-        let scratch = plan.tensor("workspace").map_or(0, |spec| spec.len);
-        let mut workspace = bench.optional_output("workspace", DType::U8, (scratch, 0), scratch > 0)?;
+        let mut workspace = bench.workspace(&plan)?;
         bench.launch(|stream| {
             let args = Matmul4bitArgs {
                 x: x.view()?,
@@ -321,8 +320,7 @@ impl Subject for Gradient {
         let dy = bench.input("dy", dtype, &dys, self.0.lead)?;
         let placed = weight.place(bench, &of_weight, self.0.lead)?;
         let mut dx = bench.output("dx", dtype, m * k, self.0.lead)?;
-        let scratch = plan.tensor("workspace").map_or(0, |spec| spec.len);
-        let mut workspace = bench.optional_output("workspace", DType::U8, (scratch, 0), scratch > 0)?;
+        let mut workspace = bench.workspace(&plan)?;
         bench.launch(|stream| {
             let args = Matmul4bitBackwardArgs {
                 dy: dy.view()?,

@@ -156,13 +156,10 @@ impl Subject for NormSubject {
             Norm::Infinity => all().fold(0.0, |most: f64, g| most.max(g.abs())),
         };
         let mut total_norm = bench.output("total_norm", wide, 1, 0)?;
-        let scratch = |spec: Option<&warpwright_ops::plan::TensorSpec>| {
-            spec.map(|spec| bench.output("workspace", spec.dtype, spec.len, 0)).transpose()
-        };
         let expected = [Expected::exactly(total)];
         let Some(max_norm) = self.max_norm else {
             let plan = self.grads.plan(bench.target())?;
-            let mut workspace = scratch(plan.tensor("workspace"))?;
+            let mut workspace = bench.workspace(&plan)?;
             bench.launch(|stream| {
                 let grads = placed.iter().map(|grad| Ok(GradArgs { grad: grad.view()? }));
                 let args = GradNormArgs {
@@ -176,7 +173,7 @@ impl Subject for NormSubject {
         };
         let plan =
             ClipGradNormDesc { grads: self.grads.clone(), max_norm: max_norm.into() }.plan(bench.target())?;
-        let mut workspace = scratch(plan.tensor("workspace"))?;
+        let mut workspace = bench.workspace(&plan)?;
         bench.launch(|stream| {
             let grads = placed.iter_mut().map(|grad| Ok(ClippedArgs { grad: grad.view_mut()? }));
             let args = ClipGradNormArgs {
@@ -268,9 +265,7 @@ impl Subject for OptimizerSubject {
         let found = vec![if self.overflowed { 1.0 } else { 0.0 }];
         let found_inf =
             bench.optional_input("found_inf", DType::F32, self.desc.found_inf.then_some(&found), 0)?;
-        let scratch = plan.tensor("workspace").cloned();
-        let workspace = scratch.map(|spec| bench.output("workspace", spec.dtype, spec.len, 0));
-        let mut workspace = workspace.transpose()?;
+        let mut workspace = bench.workspace(&plan)?;
         bench.launch(|stream| {
             let mut parameters = Vec::new();
             for set in &mut sets {

@@ -145,8 +145,7 @@ impl Subject for Quantize {
             bench.optional_input("scale", DType::F32, given.then(|| vec![f64::from(GIVEN)]).as_ref(), 0)?;
         let mut q = bench.output("q", problem.format.dtype(), m.len(), lead)?;
         let mut scales = bench.optional_output("scales", DType::F32, (want.scales.len(), 0), !given)?;
-        let scratch = plan.tensor("workspace").map_or(0, |spec| spec.len);
-        let mut workspace = bench.optional_output("workspace", DType::F32, (scratch, 0), scratch > 0)?;
+        let mut workspace = bench.workspace(&plan)?;
         bench.launch(|stream| {
             let args = Quantize8Args {
                 x: x.view()?,

@@ -178,9 +178,7 @@ impl Subject for ReduceSubject {
         };
         let x = bench.input("x", dtype, &values, self.lead)?;
         let mut y = bench.output("y", y_dtype, expected.len(), self.lead)?;
-        let scratch = plan.tensor("workspace").cloned();
-        let workspace = scratch.map(|spec| bench.output("workspace", spec.dtype, spec.len, 0));
-        let mut workspace = workspace.transpose()?;
+        let mut workspace = bench.workspace(&plan)?;
         bench.launch(|stream| {
             let workspace = workspace.as_mut().map(Placed::view_mut).transpose()?;
             Ok(plan.launch(stream, ReduceArgs { x: x.view()?, y: y.view_mut()?, workspace })?)
@@ -200,9 +198,7 @@ impl Subject for SearchSubject {
             all.flatten().map(|(_, position)| Expected::exactly(position as f64)).collect();
         let x = bench.input("x", dtype, &values, self.lead)?;
         let mut index = bench.output("index", DType::I64, expected.len(), self.lead)?;
-        let scratch = plan.tensor("workspace").cloned();
-        let workspace = scratch.map(|spec| bench.output("workspace", spec.dtype, spec.len, 0));
-        let mut workspace = workspace.transpose()?;
+        let mut workspace = bench.workspace(&plan)?;
         bench.launch(|stream| {
             let workspace = workspace.as_mut().map(Placed::view_mut).transpose()?;
             Ok(plan.launch(stream, ArgReduceArgs { x: x.view()?, index: index.view_mut()?, workspace })?)
