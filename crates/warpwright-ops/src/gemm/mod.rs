@@ -22,6 +22,7 @@ mod functions;
 pub(crate) mod groups;
 pub(crate) mod kernel;
 pub(crate) mod pack;
+mod part;
 pub(crate) mod persistent;
 pub(crate) mod plain;
 pub mod reference;
@@ -48,6 +49,7 @@ use epilogue::{EpilogueArgs, ResultArgs};
 pub use functions::*;
 use kernel::Gemm;
 use pack::{Operands, Source};
+pub(crate) use part::Part;
 use tuning::{Access, Choice, Config, Shape, Sums};
 use warpgroup::WarpgroupGemm;
 

@@ -2,12 +2,12 @@
 
 use warpwright_runtime::{Stream, Tensor, TensorMut, TensorRef};
 
-use super::{AppendKvCacheArgs, AppendKvCacheDesc, CacheRotation, refused};
+use super::{AppendKvCacheArgs, AppendKvCacheDesc, CacheRotation, OP, refused};
 use crate::Error;
 use crate::PlanError;
 use crate::attention::Paged;
 use crate::plan::{Layout, PlanCache};
-use crate::rotary::{Pairing, RotaryTables};
+use crate::rotary::{Pairing, tables_of};
 
 /// The keys and values of sequences, as [`attention`](fn@crate::attention::attention) takes them.
 #[derive(Debug)]
@@ -43,19 +43,10 @@ impl<'a> CacheRotary<'a> {
 
     fn describe(&self, head_dim: usize) -> Result<CacheRotation, PlanError> {
         let rotary_dim = self.rotary_dim.unwrap_or(head_dim);
-        let &[rows, width] = self.cos.shape() else {
+        if self.cos.shape().len() != 2 {
             return Err(refused("cos", format!("{:?}", self.cos.shape()), "[rows, ..]"));
-        };
-        if width != rotary_dim && width.checked_mul(2) != Some(rotary_dim) {
-            let expected = "rows of rotary_dim or rotary_dim / 2 elements";
-            return Err(refused("cos", format!("{width} of {rotary_dim}"), expected));
         }
-        if self.sin.shape() != self.cos.shape() {
-            let got = format!("{:?} beside {:?}", self.sin.shape(), self.cos.shape());
-            return Err(refused("sin", got, "the shape of cos"));
-        }
-        let repeated = width == rotary_dim;
-        let tables = RotaryTables { dtype: self.cos.dtype(), batch: 1, rows, repeated };
+        let tables = tables_of(OP, (&self.cos, &self.sin), rotary_dim)?;
         Ok(CacheRotation { pairing: self.pairing, rotary_dim, tables })
     }
 }

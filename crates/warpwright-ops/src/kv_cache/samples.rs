@@ -8,8 +8,7 @@ use crate::PlanError;
 use crate::attention::Paged;
 use crate::catalogue::{Asked, Direction, Entry, Family, Planned, TARGETS};
 use crate::plan::{self, Layout};
-use crate::rotary::kernel::Rotate;
-use crate::rotary::{RotaryTables, tuning};
+use crate::rotary::samples::{rotations, tables};
 
 /// The family.
 pub(crate) const FAMILY: Family = Family { name: "kv_cache", aliases: &[], entries, plan, kernels };
@@ -52,12 +51,7 @@ fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
         rotation: Some(CacheRotation {
             pairing: o.pairing().unwrap_or_default(),
             rotary_dim: o.rotary_dim().unwrap_or(head_dim),
-            tables: RotaryTables {
-                dtype: o.table_dtype().map_or(asked.dtype, |dtype| dtype.0),
-                batch: 1,
-                rows: capacity,
-                repeated: o.repeated_tables().is_some(),
-            },
+            tables: tables(asked, capacity),
         }),
         key_lengths: o.key_lengths().is_some(),
         paged,
@@ -66,8 +60,5 @@ fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
 
 /// Every kernel that a plan can hold.
 fn kernels(_: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
-    let tables = if dtype == DType::F32 { vec![dtype] } else { vec![dtype, DType::F32] };
-    let all = tables.into_iter().flat_map(|table| tuning::all(dtype).into_iter().map(move |c| (table, c)));
-    let of = |(table, config)| plan::recorded(OP, &kernel::Append(Rotate { dtype, table, config }), target);
-    all.map(of).collect()
+    rotations(dtype).map(|rotate| plan::recorded(OP, &kernel::Append(rotate), target)).collect()
 }

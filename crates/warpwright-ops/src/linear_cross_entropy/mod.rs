@@ -31,7 +31,7 @@ use crate::catalogue::Direction;
 use crate::cross_entropy::{
     self as rows, CrossEntropyBackwardDesc, CrossEntropyDesc, Gradients, Losses, Reduction,
 };
-use crate::gemm::{GemmArgs, GemmDesc, LINE, WIDE};
+use crate::gemm::{GemmDesc, LINE, Part, WIDE};
 use crate::plan::embedded::value_of;
 use crate::plan::{self, Operation, Plan, Real, Variant};
 use crate::tensors::tensors;
@@ -368,16 +368,8 @@ impl<'d> Planner<'d> {
         let bytes = usize::try_from(plan.workspace_bytes()).unwrap_or(usize::MAX);
         self.memory.take(bytes, DType::U8)?;
         self.memory.bytes = self.memory.bytes.max(before);
-        let y = value_of(&y);
-        let places = [
-            (value_of(&GemmArgs::a.arg::<Elem>()), value_of(&a)),
-            (value_of(&GemmArgs::b.arg::<Elem>()), value_of(&b)),
-            (value_of(&GemmArgs::c.arg::<Elem>()), y.clone()),
-            (value_of(&GemmArgs::bias.arg::<Elem>()), value_of(&bias)),
-            (value_of(&GemmArgs::y.arg::<Elem>()), y),
-            (value_of(&GemmArgs::workspace.arg::<Elem>()), value_of(&self.write(self.places.scratch))),
-        ];
-        self.steps.extend(plan.embedded(alignment, &places));
+        let part = Part { a, b, bias, y, workspace: self.write(self.places.scratch) };
+        self.steps.extend(part.steps(&plan, alignment));
         Ok(())
     }
 

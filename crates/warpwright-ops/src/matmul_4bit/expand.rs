@@ -2,11 +2,8 @@
 
 use warpwright_dsl::prelude::*;
 
-use super::scales::{Groups, ScaleArgs, group_of};
+use super::scales::{Groups, ScaleArgs, group_of, numbers, shift_of};
 use super::tuning::EXPAND_THREADS;
-
-/// Entries of a table that a warp holds.
-const LANES: usize = 32;
 
 kernel_args! {
     /// Codes and scales to elements.
@@ -41,13 +38,13 @@ impl KernelDef for Expand {
     }
 
     fn build<'k>(&self, k: K<'k>, a: ExpandParams<'k>) {
-        let table = self.groups.format.table();
-        let values = k.warp_table_f32(&std::array::from_fn::<f32, LANES, _>(|lane| table[lane % 16]));
+        let format = self.groups.format;
+        let values = numbers(k, format);
         k.after_previous_grid();
         let decoder = self.groups.decoder(k, a.scale);
         let row = k.block_idx_x().to_u64();
         let (codes, groups, y) = (row * a.pitch, row * a.group_pitch, a.y.at(row * a.k.to_u64()));
-        let order = self.groups.format.order();
+        let order = format.order();
         // All lanes look up, so the loop is that of the first thread.
         let step = EXPAND_THREADS * self.width;
         k.for_each(k.range(0, a.k, step), |start| {
@@ -65,7 +62,7 @@ impl KernelDef for Expand {
             let weights: Lanes<'k, f32> = (0..self.width as usize)
                 .map(|i| {
                     let code = match self.width {
-                        1 => word >> ((if self.groups.format.is_flat() { odd ^ 1 } else { odd }) << 2),
+                        1 => word >> shift_of(format, odd),
                         _ => word >> order.shift(i),
                     };
                     let value = values.get(code & 15);

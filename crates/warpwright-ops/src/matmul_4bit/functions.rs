@@ -87,26 +87,19 @@ impl<'a> Weight4bit<'a> {
     }
 }
 
-/// The product of the dimensions before the last, which must be `len`.
-fn rows(op: &'static str, name: &'static str, x: &Tensor, len: usize) -> Result<usize, PlanError> {
+/// The rows of `x`, whose last extent must be `from`, and its shape with `to` in the place of that.
+fn rows(
+    op: &'static str,
+    (name, x): (&'static str, &Tensor),
+    [from, to]: [usize; 2],
+) -> Result<(usize, Vec<usize>), PlanError> {
     match x.shape() {
-        [rows @ .., last] if *last == len => Ok(rows.iter().product()),
-        shape => Err(PlanError::refused(
-            op,
-            name,
-            format!("{shape:?}"),
-            "of the weight's extent in its last dimension",
-        )),
+        [rows @ .., last] if *last == from => Ok((rows.iter().product(), [rows, &[to]].concat())),
+        shape => {
+            let expected = "of the weight's extent in its last dimension";
+            Err(PlanError::refused(op, name, format!("{shape:?}"), expected))
+        }
     }
-}
-
-/// The shape of `x` with another last extent.
-fn with_last(x: &Tensor, len: usize) -> Vec<usize> {
-    let mut shape = x.shape().to_vec();
-    if let Some(last) = shape.last_mut() {
-        *last = len;
-    }
-    shape
 }
 
 /// `y = x W^T + bias` with a weight of 4 bits; see the [module](crate::matmul_4bit).
@@ -140,10 +133,10 @@ pub fn matmul_4bit(
 ) -> Result<Tensor, Error> {
     static PLANS: PlanCache<Matmul4bitDesc> = PlanCache::new();
     let of_weight = weight.desc();
-    let m = rows(op(weight.format), "x", x, of_weight.k)?;
+    let (m, shape) = rows(op(weight.format), ("x", x), [of_weight.k, of_weight.n])?;
     let desc = Matmul4bitDesc { dtype: x.dtype(), m, weight: of_weight, bias: bias.is_some() };
     let plan = PLANS.get(&desc, stream.device().target())?;
-    let mut y = Tensor::empty_on(stream, x.dtype(), &with_last(x, of_weight.n))?;
+    let mut y = Tensor::empty_on(stream, x.dtype(), &shape)?;
     let mut workspace = plan.workspace(stream)?;
     let args = Matmul4bitArgs {
         x: x.as_ref(),
@@ -184,10 +177,10 @@ pub fn matmul_4bit(
 pub fn matmul_4bit_backward(stream: &Stream, dy: &Tensor, weight: Weight4bit<'_>) -> Result<Tensor, Error> {
     static PLANS: PlanCache<Matmul4bitBackwardDesc> = PlanCache::new();
     let of_weight = weight.desc();
-    let m = rows(op(weight.format), "dy", dy, of_weight.n)?;
+    let (m, shape) = rows(op(weight.format), ("dy", dy), [of_weight.n, of_weight.k])?;
     let desc = Matmul4bitBackwardDesc { dtype: dy.dtype(), m, weight: of_weight };
     let plan = PLANS.get(&desc, stream.device().target())?;
-    let mut dx = Tensor::empty_on(stream, dy.dtype(), &with_last(dy, of_weight.k))?;
+    let mut dx = Tensor::empty_on(stream, dy.dtype(), &shape)?;
     let mut workspace = plan.workspace(stream)?;
     let args = Matmul4bitBackwardArgs {
         dy: dy.as_ref(),

@@ -44,8 +44,7 @@ use warpwright_runtime::LaunchStep;
 
 use crate::PlanError;
 use crate::catalogue::Direction;
-use crate::gemm::{GemmArgs, GemmDesc, MAX_SIDE, WIDE};
-use crate::plan::embedded::value_of;
+use crate::gemm::{GemmDesc, MAX_SIDE, Part, WIDE};
 use crate::plan::{self, Operation, Plan, Variant, small};
 use crate::quantize::nested::BLOCK;
 use crate::tensors::{OutSlot, tensors};
@@ -307,8 +306,7 @@ fn step<D: KernelDef>(
     len: usize,
     per_block: u32,
 ) -> Result<Option<LaunchStep>, PlanError> {
-    let kernel = plan::recorded(op, def, target)?;
-    Ok(plan::cover(op, len, per_block)?.map(|grid| LaunchStep::new(kernel, grid, args.values())))
+    plan::cover(op, len, per_block)?.map(|grid| plan::launch(op, def, args, target, grid)).transpose()
 }
 
 impl Matmul4bitDesc {
@@ -472,7 +470,7 @@ impl Matmul4bitDesc {
             return Err(weight.refused("m", self.m, "at most 262140 where k is 0"));
         }
         let grid = [small(weight.n.div_ceil(columns)), small(layers), 1];
-        Ok(LaunchStep::new(plan::recorded(op, &kernel, target)?, grid, args.values()))
+        plan::launch(op, &kernel, args, target, grid)
     }
 }
 
@@ -495,17 +493,8 @@ fn expanded(
     let expand = weight.expand(target, dtype, alignment, slots, workspace.arg())?;
     let plan = product.plan(target)?;
     let elements = (weight.n * weight.k * dtype.bytes()).next_multiple_of(PLACE);
-    let y = value_of(&y);
-    let scratch: Out<Elem> = workspace.arg_at(elements as u64);
-    let places = [
-        (value_of(&GemmArgs::a.arg::<Elem>()), value_of(&x)),
-        (value_of(&GemmArgs::b.arg::<Elem>()), value_of(&workspace.written::<Elem>())),
-        (value_of(&GemmArgs::c.arg::<Elem>()), y.clone()),
-        (value_of(&GemmArgs::bias.arg::<Elem>()), value_of(&bias)),
-        (value_of(&GemmArgs::y.arg::<Elem>()), y),
-        (value_of(&GemmArgs::workspace.arg::<Elem>()), value_of(&scratch)),
-    ];
-    let steps = expand.into_iter().chain(plan.embedded(alignment, &places)).collect();
+    let part = Part { a: x, b: workspace.written(), bias, y, workspace: workspace.arg_at(elements as u64) };
+    let steps = expand.into_iter().chain(part.steps(&plan, alignment)).collect();
     let bytes = usize::try_from(plan.workspace_bytes()).unwrap_or(usize::MAX);
     Ok((steps, elements.saturating_add(bytes)))
 }

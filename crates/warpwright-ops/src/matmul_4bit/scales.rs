@@ -1,7 +1,7 @@
 //! Scales and zero points of groups, as kernels read them.
 
-use warpwright_dsl::Halves;
 use warpwright_dsl::prelude::*;
+use warpwright_dsl::{Halves, WarpTable};
 
 use super::format::{ScaleFormat, WeightFormat};
 use crate::quantize::nested::BLOCK;
@@ -84,6 +84,17 @@ impl Groups {
         let map = map.map(Map::Shared);
         Decoder { groups: self, params, map, offset: self.is_nested().then(|| params.offset.get()) }
     }
+}
+
+/// The number of each code; the second half of the lanes has what the first has.
+pub(super) fn numbers<'k>(k: K<'k>, format: WeightFormat) -> WarpTable<'k, f32> {
+    let table = format.table();
+    k.warp_table_f32(&std::array::from_fn(|lane| table[lane % table.len()]))
+}
+
+/// How far a code is shifted in its byte: that of an element with an odd number, or of one with an even one.
+pub(super) fn shift_of(format: WeightFormat, odd: U32<'_>) -> U32<'_> {
+    (if format.is_flat() { odd ^ 1 } else { odd }) << 2
 }
 
 fn global_map(k: K<'_>) -> Ptr<'_, Read, f32> {

@@ -1,12 +1,10 @@
 //! Products for any alignment, type and target: a warp for each column of the result.
 
+use warpwright_dsl::WARP;
 use warpwright_dsl::prelude::*;
 
-use super::scales::{Groups, ScaleArgs, group_of};
+use super::scales::{Groups, ScaleArgs, group_of, numbers, shift_of};
 use super::tuning::{SIMT_ROWS, SIMT_THREADS};
-
-/// Entries of a table that a warp holds.
-const LANES: usize = 32;
 
 kernel_args! {
     /// `y = x W^T + bias`
@@ -43,9 +41,7 @@ impl KernelDef for Simt {
     }
 
     fn build<'k>(&self, k: K<'k>, a: SimtParams<'k>) {
-        let table = self.groups.format.table();
-        // Twice, so that the bit behind an index does not matter.
-        let values = k.warp_table_f32(&std::array::from_fn::<f32, LANES, _>(|lane| table[lane % 16]));
+        let values = numbers(k, self.groups.format);
         k.after_previous_grid();
         let decoder = self.groups.decoder(k, a.scale);
         let lane = k.lane_idx();
@@ -57,15 +53,14 @@ impl KernelDef for Simt {
         let x: Vec<_> = rows.iter().map(|row| a.x.at(*row * a.k.to_u64())).collect();
         let zeros: Vec<F32<'k>> = x.iter().map(|_| k.lit(0.0)).collect();
         let (codes, groups) = (row * a.pitch, row * a.group_pitch);
-        let sums = k.fold(k.range(0, a.k, LANES as u32), zeros, |start, sums| {
+        let sums = k.fold(k.range(0, a.k, WARP), zeros, |start, sums| {
             let at = start + lane;
             let there = at.lt(a.k);
             let at = at.min(a.k - 1).to_u64();
             let code = codes + at;
             let byte = a.weight.at(code >> 1).get();
             let odd = (code & 1).to_u32();
-            let high = if self.groups.format.is_flat() { odd ^ 1 } else { odd };
-            let value = values.get((byte >> (high << 2)) & 15);
+            let value = values.get((byte >> shift_of(self.groups.format, odd)) & 15);
             let loaded = decoder.load(group_of(groups + at, a.divisor, self.shifts), 0);
             let value = decoder.zero_point(&loaded).map_or(value, |zero| value - zero);
             let weight = there.select(value * decoder.scale(k, &loaded), 0.0);

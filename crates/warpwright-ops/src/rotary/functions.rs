@@ -77,23 +77,7 @@ fn describe<'a>(
         }
         _ => (cos, sin),
     };
-    let (batch, rows, width) = match *cos.shape() {
-        [rows, width] => (1, rows, width),
-        [batch, rows, width] => (batch, rows, width),
-        _ => {
-            let (got, expected) = (format!("{:?}", cos.shape()), "[rows, ..] or [batch, rows, ..]");
-            return Err(PlanError::refused(OP, "cos", got, expected).into());
-        }
-    };
-    if width != rotary_dim && width.checked_mul(2) != Some(rotary_dim) {
-        let got = format!("{width} of {rotary_dim}");
-        let expected = "rows of rotary_dim or rotary_dim / 2 elements";
-        return Err(PlanError::refused(OP, "cos", got, expected).into());
-    }
-    if sin.shape() != cos.shape() {
-        let got = format!("{:?} beside {:?}", sin.shape(), cos.shape());
-        return Err(PlanError::refused(OP, "sin", got, "the shape of cos").into());
-    }
+    let tables = tables_of(OP, (&cos, &sin), rotary_dim)?;
     let described = positions.map(|positions| match *positions.shape() {
         [_] => Ok(RotaryPositions { dtype: positions.dtype(), batch: 1 }),
         [batch, _] => Ok(RotaryPositions { dtype: positions.dtype(), batch }),
@@ -110,10 +94,36 @@ fn describe<'a>(
         k_rotated: of_k.map(|(_, k)| k),
         pairing,
         rotary_dim,
-        tables: RotaryTables { dtype: cos.dtype(), batch, rows, repeated: width == rotary_dim },
+        tables,
         positions: described.transpose()?,
     };
     Ok((desc, RotaryAngles { cos, sin, positions }))
+}
+
+/// Tables `[rows, ..]` or `[batch, rows, ..]` as an operation describes them.
+pub(crate) fn tables_of(
+    op: &'static str,
+    (cos, sin): (&TensorRef<'_>, &TensorRef<'_>),
+    rotary_dim: usize,
+) -> Result<RotaryTables, PlanError> {
+    let (batch, rows, width) = match *cos.shape() {
+        [rows, width] => (1, rows, width),
+        [batch, rows, width] => (batch, rows, width),
+        _ => {
+            let (got, expected) = (format!("{:?}", cos.shape()), "[rows, ..] or [batch, rows, ..]");
+            return Err(PlanError::refused(op, "cos", got, expected));
+        }
+    };
+    if width != rotary_dim && width.checked_mul(2) != Some(rotary_dim) {
+        let got = format!("{width} of {rotary_dim}");
+        let expected = "rows of rotary_dim or rotary_dim / 2 elements";
+        return Err(PlanError::refused(op, "cos", got, expected));
+    }
+    if sin.shape() != cos.shape() {
+        let got = format!("{:?} beside {:?}", sin.shape(), cos.shape());
+        return Err(PlanError::refused(op, "sin", got, "the shape of cos"));
+    }
+    Ok(RotaryTables { dtype: cos.dtype(), batch, rows, repeated: width == rotary_dim })
 }
 
 static FORWARD: PlanCache<RotaryDesc> = PlanCache::new();

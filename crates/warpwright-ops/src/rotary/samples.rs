@@ -3,7 +3,8 @@
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
 
-use super::{OP, RotaryBackwardDesc, RotaryDesc, RotaryPositions, RotaryTables, kernel, tuning};
+use super::kernel::Rotate;
+use super::{OP, RotaryBackwardDesc, RotaryDesc, RotaryPositions, RotaryTables, tuning};
 use crate::PlanError;
 use crate::catalogue::{Asked, Direction, Entry, Family, Planned};
 use crate::plan::{self, Layout};
@@ -39,15 +40,24 @@ fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
         k_rotated: Some(k),
         pairing: o.pairing().unwrap_or_default(),
         rotary_dim: o.rotary_dim().unwrap_or(head_dim),
-        tables: RotaryTables {
-            dtype: o.table_dtype().map_or(asked.dtype, |dtype| dtype.0),
-            batch: 1,
-            rows: steps,
-            repeated: o.repeated_tables().is_some(),
-        },
+        tables: tables(asked, steps),
         positions: o.index_dtype().map(|dtype| RotaryPositions { dtype: dtype.0, batch }),
     };
     asked.either(&forward, &RotaryBackwardDesc { forward: forward.clone() })
+}
+
+/// The tables that are asked for, of so many positions.
+pub(crate) fn tables(asked: &Asked<'_>, rows: usize) -> RotaryTables {
+    let o = &asked.options;
+    let dtype = o.table_dtype().map_or(asked.dtype, |dtype| dtype.0);
+    RotaryTables { dtype, batch: 1, rows, repeated: o.repeated_tables().is_some() }
+}
+
+/// Every way to rotate elements of a type.
+pub(crate) fn rotations(dtype: DType) -> impl Iterator<Item = Rotate> {
+    let tables = if dtype == DType::F32 { vec![dtype] } else { vec![dtype, DType::F32] };
+    let of = move |table| tuning::all(dtype).into_iter().map(move |config| Rotate { dtype, table, config });
+    tables.into_iter().flat_map(of)
 }
 
 /// Every kernel that a plan of `entry` can hold; both directions have the same.
@@ -55,7 +65,5 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
     if entry.direction == Direction::Backward {
         return Ok(Vec::new());
     }
-    let tables = if dtype == DType::F32 { vec![dtype] } else { vec![dtype, DType::F32] };
-    let all = tables.into_iter().flat_map(|table| tuning::all(dtype).into_iter().map(move |c| (table, c)));
-    all.map(|(table, config)| plan::recorded(OP, &kernel::Rotate { dtype, table, config }, target)).collect()
+    rotations(dtype).map(|rotate| plan::recorded(OP, &rotate, target)).collect()
 }
