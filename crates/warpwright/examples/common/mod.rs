@@ -3,6 +3,8 @@
 pub(crate) mod checkpoint;
 pub(crate) mod linear;
 pub(crate) mod random;
+#[cfg(test)]
+pub(crate) mod reference;
 
 /// Results of the examples, whose errors are printed.
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;

@@ -5,7 +5,7 @@ use std::f64::consts::PI;
 use std::path::PathBuf;
 
 use safetensors::tensor::TensorView;
-use safetensors::{Dtype, SafeTensors, serialize};
+use safetensors::{Dtype, serialize};
 use serde_json::json;
 use warpwright::activation::Activation;
 use warpwright::quantize::{NibbleOrder, QuantizedNested, Scheme};
@@ -16,6 +16,7 @@ use super::common::Result;
 use super::common::checkpoint::{Checkpoint, read_json};
 use super::common::linear::Linear;
 use super::common::random;
+use super::common::reference::{self, dot};
 use super::{Words, embed};
 
 const WORDS: usize = 30;
@@ -64,11 +65,7 @@ struct Reference {
 
 impl Reference {
     fn new(config: BertConfig, file: &[u8]) -> Self {
-        let file = SafeTensors::deserialize(file).expect("a safetensors file");
-        let value = |bytes: &[u8]| f64::from(f32::from_le_bytes(bytes.try_into().expect("4 bytes")));
-        let tensors =
-            file.iter().map(|(name, view)| (name.to_owned(), view.data().chunks(4).map(value).collect()));
-        Self { config, weights: tensors.collect() }
+        Self { config, weights: reference::weights(file) }
     }
 
     fn row(&self, table: &str, row: usize) -> &[f64] {
@@ -138,10 +135,6 @@ impl Reference {
         let length = dot(&sum, &sum).sqrt();
         sum.into_iter().map(|x| x / length).collect()
     }
-}
-
-fn dot(a: &[f64], b: &[f64]) -> f64 {
-    a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
 /// `x` times the distribution function of the normal distribution, whose series (Marsaglia 2004) converges everywhere.

@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 
-use safetensors::{Dtype, SafeTensors};
+use safetensors::Dtype;
 use serde_json::json;
 use warpwright::{DType, Device, Stream, Tensor, cast};
 
 use super::common::Result;
 use super::common::checkpoint::Checkpoint;
 use super::common::random;
+use super::common::reference::{self, dot};
 use super::config::LlamaConfig;
 use super::decoder::Decoder;
 use super::llama::Llama;
@@ -35,11 +36,7 @@ struct Reference {
 
 impl Reference {
     fn new(config: LlamaConfig, file: &[u8]) -> Self {
-        let file = SafeTensors::deserialize(file).expect("a safetensors file");
-        let value = |bytes: &[u8]| f64::from(f32::from_le_bytes(bytes.try_into().expect("4 bytes")));
-        let tensors =
-            file.iter().map(|(name, view)| (name.to_owned(), view.data().chunks(4).map(value).collect()));
-        Self { config, weights: tensors.collect() }
+        Self { config, weights: reference::weights(file) }
     }
 
     /// `weight x`
@@ -102,10 +99,6 @@ impl Reference {
         }
         rows.iter().map(|row| self.linear("lm_head", &self.norm("model.norm", row))).collect()
     }
-}
-
-fn dot(a: &[f64], b: &[f64]) -> f64 {
-    a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
 fn add(sum: &mut [f64], x: &[f64]) {
