@@ -15,39 +15,29 @@ _WEIGHT = "Tensor codes, Tensor scales, Tensor? zero_points, Tensor? nested_absm
 _PARAMETERS = "SymInt n, SymInt k, str format, SymInt group_size"
 
 
-def _product(
-    x: Tensor, bias: Optional[Tensor], codes: Tensor, scales: Tensor, *rest: Any
-) -> Tensor:
-    zero_points, nested_absmax, offset, n, k, format, group_size = rest
-    return _native.matmul_4bit(
-        x,
-        codes,
-        scales,
-        (n, k),
-        format,
-        group_size,
-        zero_points=zero_points,
-        nested_absmax=nested_absmax,
-        offset=offset,
-        bias=bias,
-    )
+def _weight(
+    codes: Tensor, scales: Tensor, zero_points: Any, nested_absmax: Any, offset: Any, n: int, k: int, format: str, group_size: int
+) -> Dict[str, Any]:
+    """The weight among the arguments of the native functions."""
+    return {
+        "codes": codes,
+        "scales": scales,
+        "shape": (n, k),
+        "format": format,
+        "group_size": group_size,
+        "zero_points": zero_points,
+        "nested_absmax": nested_absmax,
+        "offset": offset,
+    }
 
 
-def _gradients(codes: Tensor, scales: Tensor, *rest: Any) -> Tuple[Optional[Tensor], Optional[Tensor]]:
-    zero_points, nested_absmax, offset, dy, n, k, format, group_size, wanted = rest
-    dx = None
-    if wanted[0]:
-        dx = _native.matmul_4bit_backward(
-            dy,
-            codes,
-            scales,
-            (n, k),
-            format,
-            group_size,
-            zero_points=zero_points,
-            nested_absmax=nested_absmax,
-            offset=offset,
-        )
+def _product(x: Tensor, bias: Optional[Tensor], *weight: Any) -> Tensor:
+    return _native.matmul_4bit(x, **_weight(*weight), bias=bias)
+
+
+def _gradients(*arguments: Any) -> Tuple[Optional[Tensor], Optional[Tensor]]:
+    *tensors, dy, n, k, format, group_size, wanted = arguments
+    dx = _native.matmul_4bit_backward(dy, **_weight(*tensors, n, k, format, group_size)) if wanted[0] else None
     return dx, dy.flatten(0, -2).sum(0) if wanted[1] else None
 
 

@@ -1,5 +1,6 @@
 """`patch`: what a model computes with PyTorch, computed with our operators."""
 
+import functools
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Callable, Collection, Dict, List, Optional, Set, Tuple
@@ -61,6 +62,11 @@ class Patched:
         self._checks.clear()
         while self._back:
             self._back.pop()()
+
+    @functools.cached_property
+    def tables_reason(self) -> Optional[str]:
+        """Why rotary embeddings stay."""
+        return libraries.tables_reason(self.model)
 
     @property
     def replaced(self) -> List[Entry]:
@@ -223,7 +229,7 @@ def _replace_block(patched: Patched, name: str, module: Any, choice: _Choice, so
     wanted = tuple(kind for kind in _OF_BLOCKS if not choice.names(choice.disable, cls, kind))
     kinds = kinds_of(module, wanted)
     if "rotary_embedding" in kinds:
-        why = libraries.tables_reason(patched.model)
+        why = patched.tables_reason
         if why is not None:
             patched.entries.append(Entry(name, cls.__name__, "rotary_embedding", why))
             kinds = kinds_of(module, tuple(kind for kind in wanted if kind != "rotary_embedding"))

@@ -21,7 +21,7 @@ from . import _batch, _groups, _operators, _rows
 from ._attention import attention_qkvpacked, scaled_dot_product_attention
 from ._patch_attention import of_parts, of_views
 from ._patch_modules import Replaced, Replacement, _unlike
-from ._patch_rules import attention_reason, attention_refusal
+from ._patch_rules import attention_refusal, attention_rule
 from ._patch_sites import HELPERS, KIND_OF, Rewriter
 from ._registry import is_compiling
 from ._rotary import apply_rotary_pos_emb
@@ -219,11 +219,9 @@ def attend(
         o = attention_qkvpacked(packed, query.shape[1], softmax_scale=scale, causal=is_causal, alignment="top_left", dropout_p=dropout_p)
         return o.transpose(1, 2)
 
-    # PyTorch would put gradients of one tensor together afterwards: it reads and writes all of them once more.
-    rule = None if packed is not None else lambda module, q: attention_reason(q.shape[-1], q)
     theirs = lambda: F.scaled_dot_product_attention(*arguments, scale=scale, **options)  # noqa: E731
     refused = attention_refusal(query, key, value)
-    return replacement.run(ours, theirs, block, query, rule, refused)
+    return replacement.run(ours, theirs, block, query, attention_rule(packed is not None), refused)
 
 
 @functools.lru_cache(maxsize=None)

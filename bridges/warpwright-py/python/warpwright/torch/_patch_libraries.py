@@ -14,7 +14,7 @@ from . import _operators, _rows
 from ._attention import attention, attention_qkvpacked
 from ._patch_attention import of_views
 from ._patch_modules import FINDERS, Recipe, Replacement, _batch_norm, _unlike
-from ._patch_rules import RULES, Rule, attention_reason, attention_refusal
+from ._patch_rules import RULES, Rule, attention_refusal, attention_rule
 
 # Activations by the class that computes them.
 _ACTIVATIONS: Dict[str, Callable[[Tensor], Tensor]] = {
@@ -196,8 +196,7 @@ def attend(
         more = {} if position_bias is None else {"position_bias": position_bias}
         return theirs(module, query, key, value, attention_mask, dropout, scaling, is_causal, **more, **options)
 
-    # PyTorch would put gradients of one tensor together afterwards: it reads and writes all of them once more.
-    rule = None if further or packed is not None else lambda module, q: attention_reason(q.shape[-1], q)
+    rule = None if further else attention_rule(packed is not None)
     refused = attention_refusal(query, key, value)
     return replacement.run(ours, other, module, query, rule, refused)
 

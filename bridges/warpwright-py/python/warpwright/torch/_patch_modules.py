@@ -209,7 +209,6 @@ def _multihead_rule(
     module: Any, query: Tensor, key: Any = None, value: Any = None, key_padding_mask: Any = None, need_weights: bool = True,
     attn_mask: Any = None, *rest: Any, **options: Any,
 ) -> Optional[str]:
-    # PyTorch would put gradients of one tensor together afterwards: it reads and writes all of them once more.
     packed = attn_mask is None and _is_packed(module, query, key, value)
     return None if packed else attention_reason(module.head_dim, query, module.in_proj_weight)
 

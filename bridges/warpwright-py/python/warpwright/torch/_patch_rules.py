@@ -122,6 +122,12 @@ def attention_reason(head_dim: int, *tensors: Tensor) -> Reason:
     return None
 
 
+def attention_rule(packed: bool) -> Optional[Callable[[Any, Tensor], Reason]]:
+    """The same of queries of [batch, heads, rows, head_dim]. packed: they, keys and values are one tensor, whose gradients PyTorch would put
+    together afterwards: it reads and writes all of them once more."""
+    return None if packed else lambda module, q: attention_reason(q.shape[-1], q)
+
+
 def _embedding_call(module: Any, weight: Tensor) -> Reason:
     if weight.requires_grad and torch.is_grad_enabled():
         return None
