@@ -12,7 +12,7 @@ use warpwright::{DType, PlanError, TensorRef};
 
 use crate::array::Array;
 use crate::call::{Call, Form, places, present, several, statistics_dtype};
-use crate::error::{Class, Problem};
+use crate::error::{Class, Problem, unknown};
 use crate::indices::known_i32;
 use crate::library::{Maybe, Object};
 
@@ -86,17 +86,12 @@ fn alignment(py: Python<'_>, op: &'static str, name: &str) -> PyResult<Alignment
     match name {
         "bottom_right" => Ok(Alignment::BottomRight),
         "top_left" => Ok(Alignment::TopLeft),
-        other => {
-            let expected = "'bottom_right' or 'top_left'";
-            let message = format!("{op}: alignment is '{other}', expected {expected}");
-            let problem = Problem::new(py, Class::Parameter, message).at(op, "alignment");
-            Err(problem.mismatch(expected, other).into_err())
-        }
+        other => Err(unknown(py, op, ("alignment", other), "'bottom_right' or 'top_left'")),
     }
 }
 
 /// A further argument of a type, in row-major order.
-fn whole<'py>(
+pub(crate) fn whole<'py>(
     call: &Call<'py>,
     argument: &'static str,
     object: Maybe<'_, 'py>,
@@ -170,14 +165,23 @@ fn check_lengths<'py>(
 ) -> PyResult<()> {
     let Some(array) = key_lengths else { return Ok(()) };
     let Some(lengths) = known_i32(array, call.stream())? else { return Ok(()) };
+    check_places(call, &lengths, block_table.zip(desc.options.paged), desc.k.shape)
+}
+
+/// Checks that keys of so many have places: in caches of this shape, or in those of their pages that a block table names.
+pub(crate) fn check_places<'py>(
+    call: &Call<'py>,
+    lengths: &[i32],
+    paged: Option<(&Array<'py>, Paged)>,
+    [count, rows, ..]: [usize; 4],
+) -> PyResult<()> {
     let raise = |e: PlanError| call.raise(e);
-    let [count, rows, ..] = desc.k.shape;
-    let Some((table, pages)) = block_table.zip(desc.options.paged) else {
-        return check_key_lengths(&lengths, rows).map_err(raise);
+    let Some((table, pages)) = paged else {
+        return check_key_lengths(lengths, rows).map_err(raise);
     };
-    check_key_lengths(&lengths, pages.pages.saturating_mul(rows)).map_err(raise)?;
+    check_key_lengths(lengths, pages.pages.saturating_mul(rows)).map_err(raise)?;
     match known_i32(table, call.stream())? {
-        Some(table) => check_block_table(&table, pages, &lengths, rows, count).map_err(raise),
+        Some(table) => check_block_table(&table, pages, lengths, rows, count).map_err(raise),
         None => Ok(()),
     }
 }

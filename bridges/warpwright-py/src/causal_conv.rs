@@ -11,7 +11,7 @@ use warpwright::plan::PlanCache;
 
 use crate::array::Array;
 use crate::call::{Call, Form, gathered, places, present};
-use crate::error::{self, Class, Problem};
+use crate::error::{self, Class, Problem, unknown};
 use crate::images::{Images, InMemory};
 use crate::library::{Maybe, Object};
 
@@ -34,12 +34,7 @@ impl Keywords<'_, '_> {
         match self.activation {
             None => Ok(false),
             Some("silu") => Ok(true),
-            Some(name) => {
-                let expected = "None or 'silu'";
-                let message = format!("{op}: activation is '{name}', expected {expected}");
-                let problem = Problem::new(py, Class::Parameter, message).at(op, "activation");
-                Err(problem.mismatch(expected, name).into_err())
-            }
+            Some(name) => Err(unknown(py, op, ("activation", name), "None or 'silu'")),
         }
     }
 }

@@ -10,7 +10,7 @@ use warpwright::plan::{PlanCache, Real};
 
 use crate::array::{Array, Site, dtype_given};
 use crate::call::{Call, Form, gathered, places, present, statistics_dtype};
-use crate::error::{self, Class, Problem};
+use crate::error::{self, unknown};
 use crate::indices::known;
 use crate::library::{Maybe, Object};
 
@@ -36,12 +36,7 @@ pub(crate) fn reduction_of(py: Python<'_>, op: &'static str, name: &str) -> PyRe
         "none" => Ok(Reduction::None),
         "mean" => Ok(Reduction::Mean),
         "sum" => Ok(Reduction::Sum),
-        other => {
-            let expected = "'none', 'mean' or 'sum'";
-            let message = format!("{op}: reduction is '{other}', expected {expected}");
-            let problem = Problem::new(py, Class::Parameter, message).at(op, "reduction");
-            Err(problem.mismatch(expected, other).into_err())
-        }
+        other => Err(unknown(py, op, ("reduction", other), "'none', 'mean' or 'sum'")),
     }
 }
 

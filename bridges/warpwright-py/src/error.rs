@@ -121,6 +121,12 @@ pub(crate) fn dtype(py: Python<'_>, op: &str, argument: &str, expected: &[DType]
     .into_err()
 }
 
+/// An argument of primitive `op` that names nothing.
+pub(crate) fn unknown(py: Python<'_>, op: &str, (parameter, name): (&str, &str), expected: &str) -> PyErr {
+    let message = format!("{op}: {parameter} is '{name}', expected {expected}");
+    Problem::new(py, Class::Parameter, message).at(op, parameter).mismatch(expected, name).into_err()
+}
+
 pub(crate) fn device(py: Python<'_>, op: &str, argument: &str, expected: &str, got: &str) -> PyErr {
     let message = format!("{op}: {argument} is on {got}, expected {expected}");
     Problem::new(py, Class::Device, message).at(op, argument).mismatch(expected, got).into_err()

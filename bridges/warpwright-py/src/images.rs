@@ -6,7 +6,7 @@ use warpwright::conv::Layout;
 
 use crate::array::{Array, Site};
 use crate::call::{Call, Form};
-use crate::error::{Class, Problem};
+use crate::error::{Class, Problem, unknown};
 use crate::library::{Library, Maybe, Object};
 
 /// Samples, channels and pixels of a channel of `x`, whose second dimension is the channels.
@@ -110,9 +110,7 @@ impl InMemory<'_> {
                 } else {
                     "'contiguous_format', or 'channels_last' for tensors of PyTorch, without channels_last=True"
                 };
-                let message = format!("{op}: memory_format is '{name}', expected {expected}");
-                let problem = Problem::new(images.object.py(), Class::Parameter, message);
-                return Err(problem.at(op, "memory_format").mismatch(expected, name).into_err());
+                return Err(unknown(images.object.py(), op, ("memory_format", name), expected));
             }
         })
     }

@@ -2,16 +2,18 @@
 
 use pyo3::prelude::*;
 use warpwright::DType;
-use warpwright::attention::{Paged, check_block_table, check_key_lengths};
+use warpwright::attention::Paged;
 use warpwright::kv_cache::{AppendKvCacheArgs, AppendKvCacheDesc, CacheRotation};
 use warpwright::plan::{Layout, PlanCache};
-use warpwright::rotary::{Pairing, RotaryTables};
+use warpwright::rotary::RotaryTables;
 
 use crate::array::Array;
+use crate::attention::{check_places, whole};
 use crate::call::{Call, present};
 use crate::error::{self, Class, Problem};
 use crate::indices::known_i32;
 use crate::library::{Maybe, Object};
+use crate::rotary::pairing_of;
 
 const OP: &str = "append_kv_cache";
 
@@ -42,16 +44,7 @@ fn angles<'py>(call: &Call<'py>, head_dim: usize, o: &Options<'_, 'py>) -> PyRes
             return Err(Problem::new(given.py(), Class::Argument, message).at(OP, missing).into_err());
         }
     };
-    let pairing = match o.pairing {
-        "half" => Pairing::Half,
-        "interleaved" => Pairing::Interleaved,
-        other => {
-            let expected = "'half' or 'interleaved'";
-            let message = format!("{OP}: pairing is '{other}', expected {expected}");
-            let problem = Problem::new(cos.py(), Class::Parameter, message).at(OP, "pairing");
-            return Err(problem.mismatch(expected, other).into_err());
-        }
-    };
+    let pairing = pairing_of(cos.py(), OP, o.pairing)?;
     let mut cos = call.row_major(call.read(("cos", cos))?)?;
     let mut sin = call.small(("sin", sin), cos.dtype, &cos.shape)?;
     let [rows, width] = cos.extents()?;
@@ -64,37 +57,18 @@ fn angles<'py>(call: &Call<'py>, head_dim: usize, o: &Options<'_, 'py>) -> PyRes
     Ok(Some(([cos, sin], CacheRotation { pairing, rotary_dim, tables })))
 }
 
-/// A further argument of integers, in row-major order.
-fn integers<'py>(
-    call: &Call<'py>,
-    argument: &'static str,
-    object: Maybe<'_, 'py>,
-) -> PyResult<Option<Array<'py>>> {
-    let Some(object) = object else { return Ok(None) };
-    let array = call.read((argument, object))?;
-    array.expect_dtype(DType::I32)?;
-    call.row_major(array).map(Some)
-}
-
 /// Checks key lengths and block table, where they are to be looked at.
 fn check<'py>(
     call: &Call<'py>,
     (key_lengths, block_table): (Option<&Array<'py>>, Option<&Array<'py>>),
     desc: &AppendKvCacheDesc,
 ) -> PyResult<()> {
-    let [count, rows, ..] = desc.k_cache.shape;
-    let capacity = desc.paged.map_or(rows, |paged| paged.pages.saturating_mul(rows));
     let lengths = match key_lengths {
         Some(array) => known_i32(array, call.stream())?,
         None => Some(vec![i32::try_from(desc.k.shape[1]).unwrap_or(i32::MAX); desc.k.shape[0]]),
     };
     let Some(lengths) = lengths else { return Ok(()) };
-    check_key_lengths(&lengths, capacity).map_err(|e| call.raise(e))?;
-    let Some((table, pages)) = block_table.zip(desc.paged) else { return Ok(()) };
-    match known_i32(table, call.stream())? {
-        Some(table) => check_block_table(&table, pages, &lengths, rows, count).map_err(|e| call.raise(e)),
-        None => Ok(()),
-    }
+    check_places(call, &lengths, block_table.zip(desc.paged), desc.k_cache.shape)
 }
 
 fn append<'py>(
@@ -126,8 +100,8 @@ fn append<'py>(
         let message = format!("{OP}: q is given without cos and sin, by which it is rotated");
         return Err(Problem::new(k.object.py(), Class::Argument, message).at(OP, "q").into_err());
     }
-    let key_lengths = integers(&call, "key_lengths", o.key_lengths)?;
-    let block_table = integers(&call, "block_table", o.block_table)?;
+    let key_lengths = whole(&call, "key_lengths", o.key_lengths, DType::I32)?;
+    let block_table = whole(&call, "block_table", o.block_table, DType::I32)?;
     if let Some(lengths) = &key_lengths {
         lengths.expect_shape(&[batch])?;
     }

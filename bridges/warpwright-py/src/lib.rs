@@ -19,8 +19,8 @@
 //! | `operators` `repeated` | operators of PyTorch's dispatcher without Python; direct calls of PyTorch that are repeated |
 //! | `images` `softmax` `matmul` `node` | the families, each of which turns keywords into a descriptor in one place |
 //! | `attention` `batch` `cast` `cross_entropy` `grouped` `groups` `local_response` `ops` `quantize` `recurrent` `rows` `scaled` | |
-//! | `causal_conv` `cells` `conv` `elementwise` `embedding` `kv_cache` `optimizer` `parameter` `pool` `reduce` `resize` `rotary` `tensor_map` | |
-//! | `linear_cross_entropy` `matmul_4bit` | |
+//! | `causal_conv` `cells` `conv` `elementwise` `embedding` `optimizer` `parameter` `pool` `reduce` `resize` `rotary` `tensor_map` | |
+//! | `kv_cache` `linear_cross_entropy` `matmul_4bit` | |
 //! | `emulator` | `run` and `lint` |
 
 #![deny(unsafe_code)]

@@ -7,7 +7,7 @@ use warpwright::plan::{PlanCache, Real};
 
 use crate::array::{Array, Site};
 use crate::call::{Call, Form, present};
-use crate::error::{Class, Problem};
+use crate::error::{Class, Problem, unknown};
 use crate::library::{Maybe, Object};
 
 const OP: &str = "matmul";
@@ -115,17 +115,6 @@ pub(crate) fn matrices<'py>(call: &Call<'py>, array: Array<'py>) -> PyResult<(Ar
     };
     array.span = Some(found.span());
     Ok((array, found))
-}
-
-/// An argument of primitive `op` that names nothing.
-pub(crate) fn unknown(
-    py: Python<'_>,
-    op: &'static str,
-    (parameter, name): (&'static str, &str),
-    expected: &str,
-) -> PyErr {
-    let message = format!("{op}: {parameter} is '{name}', expected {expected}");
-    Problem::new(py, Class::Parameter, message).at(op, parameter).mismatch(expected, name).into_err()
 }
 
 /// The function of the results of primitive `op`.

@@ -10,10 +10,9 @@ use warpwright::plan::PlanCache;
 use warpwright::quantize::nested::BLOCK;
 
 use crate::array::{Array, count, shape_given};
-use crate::call::{Call, Form, present};
-use crate::error;
+use crate::call::{Call, Form, Named, present};
+use crate::error::{self, unknown};
 use crate::library::{Maybe, Object};
-use crate::matmul::unknown;
 use crate::quantize::expect_len;
 
 /// The arguments of a weight, as they were given.
@@ -94,14 +93,34 @@ impl<'py> Weight<'py> {
     }
 }
 
-/// The shape of `x`, whose last extent must be `from`, with `to` in its place.
-fn with_last(x: &Array<'_>, from: usize, to: usize) -> PyResult<Vec<usize>> {
-    let mut shape = x.shape.to_vec();
-    match shape.last_mut() {
-        Some(last) if *last == from => *last = to,
-        _ => x.expect_shape(&[&x.shape[..x.shape.len().saturating_sub(1)], &[from]].concat())?,
-    }
-    Ok(shape)
+/// A call with its rows and its weight.
+struct Started<'py> {
+    call: Call<'py>,
+    x: Array<'py>,
+    weight: Weight<'py>,
+    /// How many rows there are.
+    m: usize,
+    /// The shape of the result.
+    shape: Vec<usize>,
+}
+
+/// Reads rows of the length of one side of the weight, for results of that of the other.
+fn start<'py>(
+    op: &'static str,
+    x: Named<'_, 'py>,
+    given: &Given<'_, 'py>,
+    sides: impl FnOnce(&Weight4bitDesc) -> [usize; 2],
+    stream: Maybe<'_, 'py>,
+) -> PyResult<Started<'py>> {
+    let (call, x) = Call::new(op, x, stream)?;
+    let x = call.row_major(x)?;
+    let weight = Weight::read(&call, op, given)?;
+    let [from, to] = sides(&weight.desc);
+    let rows = &x.shape[..x.shape.len().saturating_sub(1)];
+    let shape = [rows, &[to]].concat();
+    x.expect_shape(&[rows, &[from]].concat())?;
+    let m = rows.iter().product();
+    Ok(Started { call, x, weight, m, shape })
 }
 
 /// `x W^T + bias` with a weight of 4 bits, as checkpoints store it.
@@ -130,16 +149,12 @@ pub(crate) fn matmul_4bit<'py>(
 ) -> PyResult<Object<'py>> {
     static PLANS: PlanCache<Matmul4bitDesc> = PlanCache::new();
     const OP: &str = "matmul_4bit";
-    let (call, x) = Call::new(OP, ("x", x), stream)?;
-    let x = call.row_major(x)?;
     let given = Given { codes, scales, shape, format, group_size, zero_points, nested_absmax, offset };
-    let weight = Weight::read(&call, OP, &given)?;
-    let Weight4bitDesc { n, k, .. } = weight.desc;
-    let shape = with_last(&x, k, n)?;
-    let m = shape.iter().rev().skip(1).product();
+    let Started { call, x, weight, m, shape } =
+        start(OP, ("x", x), &given, |weight| [weight.k, weight.n], stream)?;
     let desc = Matmul4bitDesc { dtype: x.dtype, m, weight: weight.desc, bias: bias.is_some() };
     let plan = call.plan(&PLANS, &desc)?;
-    let bias = call.optional(("bias", bias), x.dtype, &[n])?;
+    let bias = call.optional(("bias", bias), x.dtype, &[weight.desc.n])?;
     let outputs =
         [Some(call.output(("out", out), &x, Form::RowMajor(x.dtype, &shape))?), call.workspace(&plan, &x)?];
     let [codes, scales, zero_points, nested_absmax, offset] = weight.arrays();
@@ -173,13 +188,9 @@ pub(crate) fn matmul_4bit_backward<'py>(
 ) -> PyResult<Object<'py>> {
     static PLANS: PlanCache<Matmul4bitBackwardDesc> = PlanCache::new();
     const OP: &str = "matmul_4bit_backward";
-    let (call, dy) = Call::new(OP, ("dy", dy), stream)?;
-    let dy = call.row_major(dy)?;
     let given = Given { codes, scales, shape, format, group_size, zero_points, nested_absmax, offset };
-    let weight = Weight::read(&call, OP, &given)?;
-    let Weight4bitDesc { n, k, .. } = weight.desc;
-    let shape = with_last(&dy, n, k)?;
-    let m = shape.iter().rev().skip(1).product();
+    let Started { call, x: dy, weight, m, shape } =
+        start(OP, ("dy", dy), &given, |weight| [weight.n, weight.k], stream)?;
     let plan = call.plan(&PLANS, &Matmul4bitBackwardDesc { dtype: dy.dtype, m, weight: weight.desc })?;
     let outputs = [
         Some(call.output(("out", out), &dy, Form::RowMajor(dy.dtype, &shape))?),

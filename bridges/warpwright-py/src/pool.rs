@@ -10,7 +10,7 @@ use warpwright::{DType, PlanError};
 
 use crate::array::{Array, Site};
 use crate::call::{gathered, places, present};
-use crate::error::{self, Class, Problem};
+use crate::error::{self, unknown};
 use crate::images::{Images, InMemory, counts, three};
 use crate::library::{Maybe, Object};
 
@@ -118,14 +118,7 @@ fn argmax_of(py: Python<'_>, op: &'static str, name: Option<&str>) -> PyResult<A
         None => Ok(Argmax::None),
         Some("index") => Ok(Argmax::Index),
         Some("tap") => Ok(Argmax::Tap),
-        Some(name) => {
-            let expected = "None, 'index' or 'tap'";
-            let message = format!("{op}: argmax is '{name}', expected {expected}");
-            Err(Problem::new(py, Class::Parameter, message)
-                .at(op, "argmax")
-                .mismatch(expected, name)
-                .into_err())
-        }
+        Some(name) => Err(unknown(py, op, ("argmax", name), "None, 'index' or 'tap'")),
     }
 }
 

@@ -10,7 +10,7 @@ use warpwright::rotary::{
 
 use crate::array::Array;
 use crate::call::{Call, gathered, places, present};
-use crate::error::{self, Class, Problem};
+use crate::error::{self, Class, Problem, unknown};
 use crate::indices::known;
 use crate::library::{Maybe, Object};
 
@@ -34,6 +34,15 @@ struct Angles<'py> {
     rotary_dim: usize,
     tables: RotaryTables,
     described: Option<RotaryPositions>,
+}
+
+/// The pairing of that name.
+pub(crate) fn pairing_of(py: Python<'_>, op: &'static str, name: &str) -> PyResult<Pairing> {
+    match name {
+        "half" => Ok(Pairing::Half),
+        "interleaved" => Ok(Pairing::Interleaved),
+        other => Err(unknown(py, op, ("pairing", other), "'half' or 'interleaved'")),
+    }
 }
 
 /// Tables and positions for queries of this shape.
@@ -118,16 +127,7 @@ fn rotate<'py>(
     static FORWARD: PlanCache<RotaryDesc> = PlanCache::new();
     static BACKWARD: PlanCache<RotaryBackwardDesc> = PlanCache::new();
     let py = q.py();
-    let pairing = match o.pairing {
-        "half" => Pairing::Half,
-        "interleaved" => Pairing::Interleaved,
-        other => {
-            let expected = "'half' or 'interleaved'";
-            let message = format!("{op}: pairing is '{other}', expected {expected}");
-            let problem = Problem::new(py, Class::Parameter, message).at(op, "pairing");
-            return Err(problem.mismatch(expected, other).into_err());
-        }
-    };
+    let pairing = pairing_of(py, op, o.pairing)?;
     let (call, q) = Call::new(op, (names[0], q), o.stream)?;
     let q = call.shaped(q)?;
     let of_q = q.layout()?;

@@ -12,8 +12,9 @@ use warpwright::scaled_gemm::{Accumulation, ScaledGemmArgs, ScaledGemmDesc};
 use crate::array::{Array, Site, dtype_given};
 use crate::call::{Call, Form, present};
 use crate::error;
+use crate::error::unknown;
 use crate::library::{Maybe, Object};
-use crate::matmul::{activation_of, expect_matrix, unknown};
+use crate::matmul::{activation_of, expect_matrix};
 
 fn scaling_of(py: Python<'_>, op: &'static str, parameter: &'static str, name: &str) -> PyResult<Scaling> {
     let known = Scaling::from_name(name).filter(|scaling| *scaling != Scaling::Static);
