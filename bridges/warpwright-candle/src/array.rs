@@ -89,11 +89,10 @@ impl Array {
         self
     }
 
-    /// A copy of `len` elements from `start` of an array in row-major order, whose type is f32 or f64, as a tensor of candle.
+    /// `len` elements from `start` of an array in row-major order, whose type is f32 or f64, as a tensor of candle.
     pub(crate) fn part(&self, start: usize, len: usize) -> Result<HostTensor> {
         match &self.memory {
-            // `copy` would keep all of the storage, and the offset.
-            Memory::Host(tensor) => tensor.flatten_all()?.narrow(0, start, len)?.force_contiguous(),
+            Memory::Host(tensor) => tensor.flatten_all()?.narrow(0, start, len),
             Memory::Emulated(tensor) => {
                 let size = self.dtype.bytes();
                 let mut bytes = vec![0; len * size];
@@ -163,7 +162,8 @@ impl Made {
     /// A copy of a tensor of candle in an element type.
     pub(crate) fn of(x: HostTensor, dtype: DType) -> Result<Self> {
         let host = FLOATS.into_iter().find(|&host| dtype_of("cast", "x", host).ok() == Some(dtype));
-        let x = x.to_dtype(host.unwrap_or(x.dtype()))?.contiguous()?;
+        // A tensor that is a part of another keeps all of its storage, and the offset, even as a copy.
+        let x = x.to_dtype(host.unwrap_or(x.dtype()))?.force_contiguous()?;
         let (storage, layout) = x.storage_and_layout();
         let written = Written::Host(storage.try_clone(layout)?);
         Ok(Self { written, dtype, shape: x.dims().to_vec() })

@@ -10,6 +10,7 @@ mod device;
 mod error;
 mod graph;
 pub mod group_norm;
+mod heads;
 pub mod layer_norm;
 pub mod linear;
 pub mod loss;

@@ -1,59 +1,25 @@
 //! Rotary position embeddings, with the names and arguments of `candle_nn::rotary_emb`, whose fast functions have no gradient.
 
 use candle_core::{Result, Tensor};
-use warpwright::plan::{Layout, PlanCache};
+use warpwright::plan::PlanCache;
 pub use warpwright::rotary::Pairing;
 use warpwright::rotary::{
     RotaryAngles, RotaryArgs, RotaryBackwardArgs, RotaryBackwardDesc, RotaryDesc, RotaryTables,
 };
 
-use crate::array::{Array, Spec};
 use crate::call::{Call, only, present};
 use crate::graph::record;
+use crate::heads::{Heads, layout};
 
 const OP: &str = "rotary_embedding";
-
-/// Where the heads are in a tensor of queries or keys.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Heads {
-    /// `[batch, heads, steps, head_dim]`
-    First,
-    /// `[batch, steps, heads, head_dim]`
-    AfterSteps,
-}
-
-impl Heads {
-    fn spec(self, like: &Array) -> Spec {
-        let spec = Spec::like(like);
-        if self == Self::First { spec.seen(&[0, 2, 1, 3]) } else { spec }
-    }
-
-    fn seen(self, array: Array) -> Array {
-        if self == Self::First { array.permuted(&[0, 2, 1, 3]) } else { array }
-    }
-}
-
-fn layout(shape: &[usize], strides: &[i64]) -> Layout {
-    let mut layout = Layout { shape: [0; 4], strides: [0; 4] };
-    layout.shape.copy_from_slice(shape);
-    layout.strides.copy_from_slice(strides);
-    layout
-}
 
 fn rotate(xs: &Tensor, cos: &Tensor, sin: &Tensor, pairing: Pairing, heads: Heads) -> Result<Tensor> {
     static PLANS: PlanCache<RotaryDesc> = PlanCache::new();
     let call = Call::new(OP, ("xs", xs))?;
-    if xs.rank() != 4 {
-        let expected = match heads {
-            Heads::First => "[batch, heads, steps, head_dim]",
-            Heads::AfterSteps => "[batch, steps, heads, head_dim]",
-        };
-        return Err(call.refuse_shape(("xs", xs), expected));
-    }
-    let x = call.rows(("xs", xs))?;
-    let y = heads.spec(&x);
-    let x = heads.seen(x);
-    let rotary_dim = x.shape[3];
+    let x = heads.read(&call, ("xs", xs))?;
+    let q = layout(&x);
+    let (y, q_rotated) = heads.spec(x.dtype, q.shape);
+    let rotary_dim = q.shape[3];
     let (batch, rows) = match *cos.dims() {
         [rows, width] if width.checked_mul(2) == Some(rotary_dim) => (1, rows),
         [batch, rows, width] if width.checked_mul(2) == Some(rotary_dim) => (batch, rows),
@@ -66,9 +32,9 @@ fn rotate(xs: &Tensor, cos: &Tensor, sin: &Tensor, pairing: Pairing, heads: Head
     let sines = call.expect(("sin", sin), cosines.dtype, &cosines.shape)?;
     let desc = RotaryDesc {
         dtype: x.dtype,
-        q: layout(&x.shape, x.strides()),
+        q,
         k: None,
-        q_rotated: layout(&x.shape, &y.strides()),
+        q_rotated,
         k_rotated: None,
         pairing,
         rotary_dim,
@@ -84,14 +50,10 @@ fn rotate(xs: &Tensor, cos: &Tensor, sin: &Tensor, pairing: Pairing, heads: Head
     record(OP, &[("xs", xs), ("cos", cos), ("sin", sin)], only(y), move |_, dy| {
         static PLANS: PlanCache<RotaryBackwardDesc> = PlanCache::new();
         let call = Call::new(OP, ("dy", dy))?;
-        let dy = call.rows(("dy", dy))?;
-        let dx = heads.spec(&dy);
-        let dy = heads.seen(dy);
-        let forward = RotaryDesc {
-            q: layout(&dy.shape, &dx.strides()),
-            q_rotated: layout(&dy.shape, dy.strides()),
-            ..desc.clone()
-        };
+        let dy = heads.read(&call, ("dy", dy))?;
+        let q_rotated = layout(&dy);
+        let (dx, q) = heads.spec(dy.dtype, q_rotated.shape);
+        let forward = RotaryDesc { q, q_rotated, ..desc.clone() };
         let plan = call.plan(&PLANS, &RotaryBackwardDesc { forward })?;
         let inputs = [Some(&dy), Some(&cosines), Some(&sines)];
         let dx = call.run(inputs, [Some(dx)], |stream, [dq_rotated, cos, sin], [dq]| {

@@ -5,13 +5,14 @@ use warpwright::attention::{
     self as kernels, AlibiSlopes, Alignment, AttentionArgs, AttentionBackwardArgs, AttentionBackwardDesc,
     AttentionDesc, AttentionInputs, Window,
 };
-use warpwright::plan::{Layout, PlanCache, Real};
+use warpwright::plan::{PlanCache, Real};
 use warpwright::{DType, TensorRef};
 
 use crate::array::{Array, Made, Spec};
 use crate::call::{Call, present};
 use crate::error::Error;
 use crate::graph::record;
+use crate::heads::{Heads, layout};
 
 const OP: &str = "attention";
 
@@ -41,9 +42,6 @@ pub struct AttentionOptions<'a> {
     pub sinks: Option<&'a Tensor>,
 }
 
-/// The order in which kernels see dimensions of tensors whose heads come first, and the other way round.
-const SWAPPED: [usize; 4] = [0, 2, 1, 3];
-
 /// `softmax(score) v` with `score = softcap(softmax_scale q k^T) + bias`, without a matrix of scores in memory, and its gradients.
 ///
 /// `q` is `[batch, queries, heads, head_dim]`, `k` and `v` are `[batch, keys, num_kv_heads, head_dim]`, or with the heads first, of one
@@ -71,17 +69,8 @@ const SWAPPED: [usize; 4] = [0, 2, 1, 3];
 pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, options: AttentionOptions<'_>) -> Result<Tensor> {
     static PLANS: PlanCache<AttentionDesc> = PlanCache::new();
     let call = Call::new(OP, ("q", q))?;
-    let read = |argument, x: &Tensor| -> Result<Array> {
-        if x.rank() != 4 {
-            let expected = match options.heads_first {
-                true => "[batch, heads, steps, head_dim]",
-                false => "[batch, steps, heads, head_dim]",
-            };
-            return Err(call.refuse_shape((argument, x), expected));
-        }
-        let x = call.rows((argument, x))?;
-        Ok(if options.heads_first { x.permuted(&SWAPPED) } else { x })
-    };
+    let heads_at = if options.heads_first { Heads::First } else { Heads::AfterSteps };
+    let read = |argument, x| heads_at.read(&call, (argument, x));
     let [q_read, k_read, v_read] = [read("q", q)?, read("k", k)?, read("v", v)?];
     let k_read = call.expect_dtype(k_read, ("k", k), q_read.dtype)?;
     let v_read = call.expect_dtype(v_read, ("v", v), q_read.dtype)?;
@@ -89,20 +78,17 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, options: AttentionOptions<'
     let &[batch, queries, heads, _] = &q_read.shape[..] else { return Err(Error::Order { op: OP }.into()) };
     let inputs = Inputs::read(&call, [q_read, k_read, v_read], [batch, heads], &options)?;
     let value_dim = inputs.v.shape[3];
-    let o = match options.heads_first {
-        true => Spec::new(dtype, &[batch, heads, queries, value_dim]).seen(&SWAPPED),
-        false => Spec::new(dtype, &[batch, queries, heads, value_dim]),
-    };
+    let (o, o_layout) = heads_at.spec(dtype, [batch, queries, heads, value_dim]);
     let desc = AttentionDesc {
         dtype,
         q: layout(&inputs.q),
         k: layout(&inputs.k),
         v: layout(&inputs.v),
-        o: Layout { shape: [batch, queries, heads, value_dim], strides: strides(&o.strides()) },
+        o: o_layout,
         options: inputs.describe(&options),
     };
     let plan = call.plan(&PLANS, &desc)?;
-    let lse = Spec::new(if dtype == DType::F64 { DType::F64 } else { DType::F32 }, &[batch, heads, queries]);
+    let lse = Spec::new(dtype.accumulator(), &[batch, heads, queries]);
     let outputs = [Some(o), Some(lse), call.workspace(&plan)];
     let [o, lse, _] = call.run(inputs.arrays(), outputs, |stream, arrays, [o, lse, workspace]| {
         let (inputs, o, lse) = (bound(arrays), present(o), present(lse));
@@ -114,9 +100,8 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, options: AttentionOptions<'
     let tracked: Vec<_> = named.into_iter().filter_map(|(name, x)| Some((name, x?))).collect();
     let wanted = [options.bias, options.sinks].map(|x| x.is_some_and(Tensor::track_op));
     let present_options = [options.bias, options.sinks].map(|x| x.is_some());
-    let heads_first = options.heads_first;
     record(OP, &tracked, present(o), move |o, dy| {
-        let saved = Saved { desc: &desc, inputs: &inputs, lse: &lse, heads_first };
+        let saved = Saved { desc: &desc, inputs: &inputs, lse: &lse, heads_at };
         saved.gradients(o, dy, wanted, present_options)
     })
 }
@@ -195,37 +180,15 @@ fn bound([q, k, v, bias, slopes, key_lengths, sinks]: [Option<TensorRef<'_>>; 7]
 }
 
 /// The layout of an array of four dimensions.
-fn layout(array: &Array) -> Layout {
-    let mut shape = [0; 4];
-    shape.copy_from_slice(&array.shape);
-    Layout { shape, strides: strides(array.strides()) }
-}
-
-fn strides(of: &[i64]) -> [i64; 4] {
-    let mut strides = [0; 4];
-    strides.copy_from_slice(of);
-    strides
-}
-
 /// What the gradients need.
 struct Saved<'a> {
     desc: &'a AttentionDesc,
     inputs: &'a Inputs,
     lse: &'a Array,
-    heads_first: bool,
+    heads_at: Heads,
 }
 
 impl Saved<'_> {
-    /// Memory for the gradient of what kernels see as `shape`, laid out as the caller has it.
-    fn spec(&self, shape: [usize; 4]) -> (Spec, Layout) {
-        let spec = match self.heads_first {
-            true => Spec::new(self.desc.dtype, &SWAPPED.map(|dim| shape[dim])).seen(&SWAPPED),
-            false => Spec::new(self.desc.dtype, &shape),
-        };
-        let layout = Layout { shape, strides: strides(&spec.strides()) };
-        (spec, layout)
-    }
-
     fn gradients(
         &self,
         o: &Tensor,
@@ -234,12 +197,11 @@ impl Saved<'_> {
         [has_bias, has_sinks]: [bool; 2],
     ) -> Result<Vec<Option<Tensor>>> {
         static PLANS: PlanCache<AttentionBackwardDesc> = PlanCache::new();
-        let Self { desc, inputs, lse, heads_first } = *self;
+        let Self { desc, inputs, lse, heads_at } = *self;
         let call = Call::new(OP, ("dy", dy))?;
-        let seen = |array: Array| if heads_first { array.permuted(&SWAPPED) } else { array };
-        let (dy, o) = (seen(call.rows(("dy", dy))?), seen(call.rows(("o", o))?));
+        let (dy, o) = (heads_at.read(&call, ("dy", dy))?, heads_at.read(&call, ("o", o))?);
         let [(dq, dq_layout), (dk, dk_layout), (dv, dv_layout)] =
-            [desc.q.shape, desc.k.shape, desc.v.shape].map(|shape| self.spec(shape));
+            [desc.q.shape, desc.k.shape, desc.v.shape].map(|shape| heads_at.spec(desc.dtype, shape));
         let backward = AttentionBackwardDesc {
             forward: desc.clone(),
             dy: layout(&dy),
