@@ -6,7 +6,7 @@ use std::panic::Location;
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Function, Module, PtxVersion, Target, isa};
 
-use crate::args::{Argument, DTypes, KernelArgs, is_in, parameter_name};
+use crate::args::{ArgInfo, Argument, DTypes, KernelArgs, is_in, parameter_name};
 use crate::context::K;
 use crate::error::{BuildError, Issue, IssueKind};
 use crate::float::Float;
@@ -168,7 +168,10 @@ pub fn record<D: KernelDef>(def: &D, target: Target) -> Result<Kernel, BuildErro
 /// As [`record`].
 #[track_caller]
 pub fn record_with<D: KernelDef>(def: &D, spec: KernelSpec, target: Target) -> Result<Kernel, BuildError> {
-    let module = module_of(def, spec, target)?;
+    verified(module_of(def, spec, target)?)
+}
+
+fn verified(module: Module) -> Result<Kernel, BuildError> {
     let kernel = module.functions[0].name.clone();
     Kernel::new(module).map_err(|source| BuildError::Rejected { kernel, source })
 }
@@ -184,49 +187,68 @@ pub fn record_module<D: KernelDef>(def: &D, target: Target) -> Result<Module, Bu
 
 #[track_caller]
 fn module_of<D: KernelDef>(def: &D, spec: KernelSpec, target: Target) -> Result<Module, BuildError> {
-    let location = Location::caller();
-    let KernelSpec { name, block, dtypes, min_blocks_per_sm, cluster } = spec;
-
-    let mut function = Function::entry(name.as_str());
-    function.directives.required_threads = Some(block.to_array());
-    function.directives.min_blocks_per_sm = min_blocks_per_sm;
-    function.directives.cluster = (cluster > 1).then_some([cluster, 1, 1]);
-    let mut issues = declaration_issues::<D::Args>(&name, block, &dtypes, location);
-    if !cluster.is_power_of_two() || cluster > MAX_CLUSTER {
-        issues.push(Issue { location, kind: IssueKind::Cluster { blocks: cluster } });
-    }
-    if !block.is_valid() {
-        return Err(BuildError::Issues { kernel: name, issues });
-    }
-
-    let recorder = Recorder::new(function, target, block.to_array(), cluster);
-    let k = K::new(&recorder);
-    let params = D::Args::declare(k, "", &dtypes);
-    def.build(k, params);
-
-    let silent = !recorder.has_stores() && D::Args::info().iter().any(|a| a.output);
-    let (function, variables, recorded) = recorder.finish();
-    issues.extend(recorded);
-    // A store that was refused has an issue of its own.
-    if silent && issues.is_empty() {
-        issues.push(Issue { location, kind: IssueKind::NoStore });
-    }
-    if !issues.is_empty() {
-        return Err(BuildError::Issues { kernel: name, issues });
-    }
-    let mut module = Module::new(PtxVersion::new(0, 0), target);
-    module.variables = variables;
-    module.functions.push(function);
-    module.version = isa::minimum_version(&module);
-    Ok(module)
+    let dtypes = spec.dtypes.clone();
+    let recording = Recording::begin(spec, target, D::Args::info(), Location::caller())?;
+    let k = K::new(&recording.recorder);
+    def.build(k, D::Args::declare(k, "", &dtypes));
+    recording.finish()
 }
 
-fn declaration_issues<A: KernelArgs>(
-    name: &str,
-    block: BlockDim,
-    dtypes: &DTypes,
+/// A kernel while its body is recorded. There are hundreds of kernel types: what does not depend on theirs is compiled once.
+struct Recording {
+    recorder: Recorder,
+    name: String,
+    arguments: Vec<ArgInfo>,
+    issues: Vec<Issue>,
     location: &'static Location<'static>,
-) -> Vec<Issue> {
+}
+
+impl Recording {
+    fn begin(
+        spec: KernelSpec,
+        target: Target,
+        arguments: Vec<ArgInfo>,
+        location: &'static Location<'static>,
+    ) -> Result<Self, BuildError> {
+        let KernelSpec { name, block, dtypes, min_blocks_per_sm, cluster } = spec;
+        let mut function = Function::entry(name.as_str());
+        function.directives.required_threads = Some(block.to_array());
+        function.directives.min_blocks_per_sm = min_blocks_per_sm;
+        function.directives.cluster = (cluster > 1).then_some([cluster, 1, 1]);
+        let mut kinds = declaration_issues(&name, block, &dtypes, &arguments);
+        if !cluster.is_power_of_two() || cluster > MAX_CLUSTER {
+            kinds.push(IssueKind::Cluster { blocks: cluster });
+        }
+        let issues = kinds.into_iter().map(|kind| Issue { location, kind }).collect();
+        if !block.is_valid() {
+            return Err(BuildError::Issues { kernel: name, issues });
+        }
+        let recorder = Recorder::new(function, target, block.to_array(), cluster);
+        Ok(Self { recorder, name, arguments, issues, location })
+    }
+
+    fn finish(self) -> Result<Module, BuildError> {
+        let Self { recorder, name, arguments, mut issues, location } = self;
+        let target = recorder.target();
+        let silent = !recorder.has_stores() && arguments.iter().any(|a| a.output);
+        let (function, variables, recorded) = recorder.finish();
+        issues.extend(recorded);
+        // A store that was refused has an issue of its own.
+        if silent && issues.is_empty() {
+            issues.push(Issue { location, kind: IssueKind::NoStore });
+        }
+        if !issues.is_empty() {
+            return Err(BuildError::Issues { kernel: name, issues });
+        }
+        let mut module = Module::new(PtxVersion::new(0, 0), target);
+        module.variables = variables;
+        module.functions.push(function);
+        module.version = isa::minimum_version(&module);
+        Ok(module)
+    }
+}
+
+fn declaration_issues(name: &str, block: BlockDim, dtypes: &DTypes, arguments: &[ArgInfo]) -> Vec<IssueKind> {
     let mut kinds = Vec::new();
     if !is_identifier(name) {
         kinds.push(IssueKind::Name { name: name.to_owned() });
@@ -234,14 +256,13 @@ fn declaration_issues<A: KernelArgs>(
     if !block.is_valid() {
         kinds.push(IssueKind::Block { dim: block.to_array() });
     }
-    let arguments = A::info();
     let unknown = dtypes.names().filter(|n| !arguments.iter().any(|a| a.dynamic && is_in(&a.path, n)));
     kinds.extend(unknown.map(|n| IssueKind::UnknownDType { argument: n.to_owned() }));
     let mut names = HashSet::new();
     let parameters = arguments.iter().map(|argument| parameter_name(&argument.path));
     let repeated = parameters.filter(|name| !names.insert(name.clone()));
     kinds.extend(repeated.map(|parameter| IssueKind::SameParameter { parameter }));
-    kinds.into_iter().map(|kind| Issue { location, kind }).collect()
+    kinds
 }
 
 /// PTX: a letter and then letters, digits, `_` and `$`.

@@ -414,7 +414,7 @@ impl<O: Operation> Plan<O> {
 
     /// The launches for tensors at `addresses`.
     pub fn steps_for(&self, addresses: &[u64]) -> &[LaunchStep] {
-        self.variant_for(addresses).map_or(&[], |v| &v.steps)
+        self.parts.variant_for(addresses).map_or(&[], |v| &v.steps)
     }
 
     /// Loads the kernels onto `device` now, so that the first launch does not wait for the assembler.
@@ -433,17 +433,7 @@ impl<O: Operation> Plan<O> {
     /// # Errors
     /// Names the operation and the argument that does not fit; nothing has been enqueued then.
     pub fn launch(&self, stream: &Stream, args: O::Args<'_>) -> Result<(), Error> {
-        let arguments = args.bindings();
-        with_room(arguments.len(), None, |views| {
-            self.find_views(&arguments, views)?;
-            self.check(&Checker::new(self.parts.op, stream), views, &arguments)?;
-            with_room(views.len(), Bound::NULL, |bindings| {
-                for (binding, view) in bindings.iter_mut().zip(views.iter()) {
-                    *binding = view.map_or(Bound::NULL, TensorRef::binding);
-                }
-                self.enqueue(stream, bindings)
-            })
-        })
+        self.parts.launch(stream, &args.bindings())
     }
 
     /// Enqueues the operation on bindings in the order of [`tensors`](Self::tensors), [`Binding::NULL`](Bound::NULL) for one
@@ -453,7 +443,27 @@ impl<O: Operation> Plan<O> {
     /// # Errors
     /// [`Error::Presence`], [`Error::Alignment`]; those of [`Stream::launch`].
     pub fn launch_bound(&self, stream: &Stream, bindings: &[Bound]) -> Result<(), Error> {
-        let PlanParts { op, ref tensors, .. } = *self.parts;
+        self.parts.launch_bound(stream, bindings)
+    }
+}
+
+/// There are dozens of operations: their plans are launched by the same code.
+impl PlanParts {
+    fn launch(&self, stream: &Stream, arguments: &[Binding<'_>]) -> Result<(), Error> {
+        with_room(arguments.len(), None, |views| {
+            self.find_views(arguments, views)?;
+            self.check(&Checker::new(self.op, stream), views, arguments)?;
+            with_room(views.len(), Bound::NULL, |bindings| {
+                for (binding, view) in bindings.iter_mut().zip(views.iter()) {
+                    *binding = view.map_or(Bound::NULL, TensorRef::binding);
+                }
+                self.enqueue(stream, bindings)
+            })
+        })
+    }
+
+    fn launch_bound(&self, stream: &Stream, bindings: &[Bound]) -> Result<(), Error> {
+        let PlanParts { op, ref tensors, .. } = *self;
         self.expect_count(bindings.len())?;
         for (spec, bound) in tensors.iter().zip(bindings) {
             let (address, required) = (bound.address(), spec.dtype.bytes() as u64);
@@ -482,12 +492,12 @@ impl<O: Operation> Plan<O> {
 
     fn variant_for(&self, addresses: &[u64]) -> Option<&Variant> {
         let fits = |v: &&Variant| addresses.iter().all(|a| a % v.alignment.max(1) == 0);
-        self.parts.variants.iter().find(fits)
+        self.variants.iter().find(fits)
     }
 
     /// The tensor that no variant takes.
     fn misaligned(&self, bindings: &[Bound]) -> Error {
-        let PlanParts { op, ref tensors, ref variants, .. } = *self.parts;
+        let PlanParts { op, ref tensors, ref variants, .. } = *self;
         let required = variants.last().map_or(1, |last| last.alignment.max(1));
         let mut bound = tensors.iter().zip(bindings).map(|(spec, bound)| (spec.name, bound.address()));
         let found = bound.find(|(_, address)| !address.is_multiple_of(required));
@@ -496,7 +506,7 @@ impl<O: Operation> Plan<O> {
     }
 
     fn expect_count(&self, given: usize) -> Result<(), Error> {
-        let PlanParts { op, ref tensors, .. } = *self.parts;
+        let PlanParts { op, ref tensors, .. } = *self;
         if given == tensors.len() {
             return Ok(());
         }
@@ -510,7 +520,7 @@ impl<O: Operation> Plan<O> {
         arguments: &'v [Binding<'_>],
         views: &mut [Option<&'v TensorRef<'v>>],
     ) -> Result<(), Error> {
-        let PlanParts { op, ref tensors, .. } = *self.parts;
+        let PlanParts { op, ref tensors, .. } = *self;
         self.expect_count(arguments.len())?;
         let view = |slot: usize| match arguments.get(slot) {
             Some(Binding::Input(x)) => Some(x),
@@ -534,7 +544,7 @@ impl<O: Operation> Plan<O> {
         views: &[Option<&TensorRef<'_>>],
         arguments: &[Binding<'_>],
     ) -> Result<(), Error> {
-        let tensors = &self.parts.tensors;
+        let tensors = &self.tensors;
         for (spec, view) in tensors.iter().zip(views) {
             let Some(view) = view else { continue };
             let model = spec.like.and_then(|slot| views.get(slot).copied().flatten());
@@ -623,15 +633,24 @@ pub(crate) fn forget(target: Target) {
 /// # Errors
 /// [`PlanError::Build`] if the kernel does not record; a defect of the operation.
 pub fn recorded<D: KernelDef>(op: &'static str, def: &D, target: Target) -> Result<Kernel, PlanError> {
-    let kernels = KERNELS.get_or_init(Mutex::default);
     let spec = def.spec();
-    if let Some(kernel) = lock(kernels).get(&target).and_then(|of_target| of_target.get(&spec.name)) {
-        return Ok(kernel.clone());
+    if let Some(kernel) = recorded_before(&spec.name, target) {
+        return Ok(kernel);
     }
     let name = spec.name.clone();
     // Recorded outside the lock: two threads may do it twice, none waits.
     let kernel = record_with(def, spec, target).map_err(|source| PlanError::Build { op, source })?;
-    Ok(lock(kernels).entry(target).or_default().entry(name).or_insert(kernel).clone())
+    Ok(kept(name, kernel, target))
+}
+
+fn recorded_before(name: &str, target: Target) -> Option<Kernel> {
+    lock(KERNELS.get_or_init(Mutex::default)).get(&target)?.get(name).cloned()
+}
+
+/// The kernel of that name from now on: this one, unless another thread was faster.
+fn kept(name: String, kernel: Kernel, target: Target) -> Kernel {
+    let kernels = KERNELS.get_or_init(Mutex::default);
+    lock(kernels).entry(target).or_default().entry(name).or_insert(kernel).clone()
 }
 
 /// The launch of `kernel` with `shared` bytes of dynamic shared memory.
