@@ -184,8 +184,9 @@ def test_the_loss_module(torch_device):
         x = torch.randn(2, 4, 3, device=torch_device)
         torch.testing.assert_close(mine(x, target), other(x, target))
         torch.testing.assert_close(mine(x[0, :, 0], target[0, 0]), other(x[0, :, 0], target[0, 0]))
-    with pytest.raises(ValueError, match="class weights"):
-        wt.nn.CrossEntropyLoss(torch.ones(4, device=torch_device))(x, target)
+        weight = torch.tensor([0.5, 2, 0, 1], device=torch_device)
+        mine, other = wt.nn.CrossEntropyLoss(weight, **options), torch.nn.CrossEntropyLoss(weight, **options)
+        torch.testing.assert_close(mine(x, target), other(x, target))
     stray = torch.tensor([9, 1], device=torch_device)
     if torch_device == "cpu":
         with pytest.raises(ww.ParameterError, match="9 at 0"):
@@ -342,3 +343,52 @@ def test_errors(torch_device):
     for error, call in wrong:
         with pytest.raises(error):
             call()
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_losses_of_weighted_classes_and_of_probabilities(dtype, reduction, smoothing, torch_device):
+    generator = torch.Generator().manual_seed(5)
+    options = {"reduction": reduction, "label_smoothing": smoothing}
+    weight = torch.rand(7, generator=generator).to(torch_device, dtype)
+    for shape in ((7,), (5, 7), (2, 7, 3), (2, 7, 3, 2)):
+        logits = (3 * torch.randn(shape, generator=generator)).to(torch_device, dtype)
+        places = (*shape[:1], *shape[2:]) if len(shape) > 1 else ()
+        classes = torch.randint(0, 7, places, generator=generator)
+        if classes.dim() > 0:
+            classes.view(-1)[1] = -100
+        probabilities = torch.rand(shape, generator=generator).softmax(int(len(shape) > 1)).to(torch_device, dtype)
+        cases = [(classes, weight), (classes.int(), weight), (probabilities, None), (probabilities, weight)]
+        for target, of_classes in cases:
+            found = []
+            for function, kind in ((wt.cross_entropy, dtype), (F.cross_entropy, torch.float64)):
+                given = [logits, target.to(torch_device)]
+                if function is F.cross_entropy and not target.is_floating_point():
+                    given[1] = given[1].long()
+                given = [t.to(kind).detach().clone().requires_grad_() if t.is_floating_point() else t for t in given]
+                loss = function(*given, None if of_classes is None else of_classes.to(kind), **options)
+                dy = torch.linspace(1, 2, loss.numel(), dtype=torch.float64, device=torch_device).reshape(loss.shape)
+                leaves = [t for t in given if t.requires_grad]
+                found.append((loss.detach(), *torch.autograd.grad((loss.double() * dy).sum(), leaves)))
+            for ours, exact in zip(*found):
+                assert ours.dtype == dtype and ours.shape == exact.shape
+                error = float((ours.double() - exact).norm())
+                assert error <= 2 * BUDGETS[dtype] * max(float(exact.norm()), 1e-3)
+
+
+def test_refusals_of_weighted_losses(torch_device):
+    x, target = torch.randn(3, 4, device=torch_device), torch.tensor([0, 3, 1], device=torch_device)
+    weight, probabilities = torch.ones(4, device=torch_device), torch.full((3, 4), 0.25, device=torch_device)
+    with pytest.raises(ww.ShapeError, match=r"weight has shape \[3\], expected \[4\]"):
+        wt.cross_entropy(x, target, weight[:3])
+    with pytest.raises(ww.ShapeError, match=r"target has shape \[3, 3\], expected \[3, 4\]"):
+        wt.cross_entropy(x, probabilities[:, :3])
+    with pytest.raises(ww.ShapeError, match=r"target has shape \[2\], expected \[3\]"):
+        wt.cross_entropy(x, target[:2], weight)
+    for options in ({"reduction": "most"}, {"label_smoothing": 1.5}):
+        for what, of_classes in ((target, weight), (probabilities, None)):
+            with pytest.raises(ww.ParameterError, match=next(iter(options))):
+                wt.cross_entropy(x, what, of_classes, **options)
+    with pytest.raises(ww.ParameterError, match="ignore_index"):
+        wt.cross_entropy(x, probabilities, ignore_index=2)

@@ -1,14 +1,16 @@
 """`cross_entropy` as operators; `warpwright.torch` has it for users."""
 
-from typing import Any, Optional
+from typing import Any, Optional, Tuple
 
 import torch
 from torch import Tensor
 
 from .. import _native
+from .._errors import ParameterError, ShapeError
 from ._common import of_dtype, row_major, statistics
 from ._differentiable import Differentiable
 from ._registry import Operator
+from ._softmax import log_softmax
 
 
 def cross_entropy_options(ignore_index: int, label_smoothing: float, reduction: str) -> Any:
@@ -63,6 +65,63 @@ _cross_entropy = Differentiable(
 ).function()
 
 
+def _as_rows(x: Tensor) -> Tensor:
+    """[C] or [N, C, ...] as [rows, C]: classes are the second dimension, and the only one of one."""
+    if x.dim() == 2:
+        return x
+    return x.movedim(1, -1).flatten(0, -2) if x.dim() > 2 else x.unsqueeze(0)
+
+
+def _check(argument: str, got: Any, fits: bool, expected: str) -> None:
+    if not fits:
+        message = f"cross_entropy: {argument} is {got!r}, expected {expected}"
+        raise ParameterError(message, op="cross_entropy", argument=argument, expected=expected, got=got)
+
+
+def _reduced(losses: Tensor, count: Any, reduction: str) -> Tensor:
+    """Losses of rows, of which a mean divides the sum by `count`."""
+    if reduction == "none":
+        return losses
+    return losses.sum() / count if reduction == "mean" else losses.sum()
+
+
+def _shaped(argument: str, x: Tensor, shape: Tuple[int, ...]) -> None:
+    if tuple(x.shape) != shape:
+        got = tuple(x.shape)
+        message = f"cross_entropy: {argument} has shape {list(got)}, expected {list(shape)}"
+        raise ShapeError(message, op="cross_entropy", argument=argument, expected=shape, got=got)
+
+
+def _weighted(
+    rows: Tensor, target: Tensor, weight: Tensor, ignore_index: int, reduction: str, label_smoothing: float, dtype: torch.dtype
+) -> Tensor:
+    """The loss of classes that have weights."""
+    classes, wide = rows.shape[1], torch.promote_types(dtype, torch.float32)
+    weight, ignored = weight.to(wide), target == ignore_index
+    # A class that does not exist has a loss of NaN, not a weight.
+    counted = torch.where(ignored, 0.0, weight[target.clamp(0, classes - 1).long()])
+    losses = _cross_entropy(rows, target, ignore_index, 0.0, "none", wide) * counted
+    if label_smoothing != 0:
+        # No kernel adds the weighted logarithms of all classes.
+        uniform = torch.where(ignored, 0.0, log_softmax(rows, 1, wide) @ weight) / classes
+        losses = (1 - label_smoothing) * losses - label_smoothing * uniform
+    return _reduced(losses, counted.sum(), reduction).to(dtype)
+
+
+def _of_probabilities(
+    rows: Tensor, target: Tensor, weight: Optional[Tensor], reduction: str, label_smoothing: float, dtype: torch.dtype
+) -> Tensor:
+    """The loss of distributions over the classes as targets."""
+    wide = torch.promote_types(dtype, torch.float32)
+    target = target.to(wide)
+    if label_smoothing != 0:
+        target = target * (1 - label_smoothing) + label_smoothing / rows.shape[1]
+    if weight is not None:
+        target = target * weight.to(wide)
+    losses = -(log_softmax(rows, 1, wide) * target).sum(1)
+    return _reduced(losses, rows.shape[0], reduction).to(dtype)
+
+
 def cross_entropy(
     logits: Tensor,
     target: Tensor,
@@ -73,20 +132,37 @@ def cross_entropy(
     *,
     dtype: Optional[torch.dtype] = None,
 ) -> Tensor:
-    """`torch.nn.functional.cross_entropy` for classes as targets, without class weights. Differentiable in the logits.
+    """`torch.nn.functional.cross_entropy`. Differentiable in the logits, and in a target of probabilities.
 
-    dtype: the type of the loss, as if the logits were converted to it before; float32 of float16 and bfloat16 logits takes no copy of them.
+    logits: [C] or [N, C, ...]; target: a class for each position, [] or [N, ...], or probabilities of the classes, floats in the shape of the
+    logits; weight: [C]. Classes without weights are one kernel; so are classes with weights and no smoothing but for what follows of numbers
+    of rows, everything else goes over `log_softmax` and takes memory for it.
+    dtype: the type of the loss, as if the logits were converted to it before; float32 of float16 and bfloat16 logits takes no copy of them
+    where classes are the targets.
     A target that is neither a class nor `ignore_index` is refused on the CPU and gives NaN on a GPU; see
     `warpwright.validate_indices`.
     """
-    if weight is not None or target.is_floating_point():
-        raise ValueError("cross_entropy takes neither class weights nor probabilities as targets")
     logits, dtype = of_dtype(logits, dtype)
-    if logits.dim() == 2:
-        return _cross_entropy(logits, target, ignore_index, label_smoothing, reduction, dtype)
     if logits.dim() == 0:
         raise ValueError("cross_entropy: expected logits [C] or [N, C, ...], got []")
-    # Classes are the second dimension of more, and the only one of one.
-    rows = logits.movedim(1, -1).flatten(0, -2) if logits.dim() > 2 else logits.unsqueeze(0)
-    loss = _cross_entropy(rows, target.reshape(-1), ignore_index, label_smoothing, reduction, dtype)
-    return loss.reshape(target.shape) if reduction == "none" else loss
+    rows = _as_rows(logits)
+    if weight is not None or target.is_floating_point():
+        _check("reduction", reduction, reduction in ("mean", "sum", "none"), "'mean', 'sum' or 'none'")
+        _check("label_smoothing", label_smoothing, 0 <= label_smoothing <= 1, "from 0 to 1")
+    if weight is not None:
+        _shaped("weight", weight, (rows.shape[1],))
+    if target.is_floating_point():
+        _shaped("target", target, tuple(logits.shape))
+        _check("ignore_index", ignore_index, ignore_index < 0, "none beside probabilities as targets")
+        loss = _of_probabilities(rows, _as_rows(target), weight, reduction, label_smoothing, dtype)
+        kept = (*logits.shape[:1], *logits.shape[2:]) if logits.dim() > 1 else ()
+    else:
+        kept = target.shape
+        if logits.dim() != 2:
+            target = target.reshape(-1)
+        if weight is None:
+            loss = _cross_entropy(rows, target, ignore_index, label_smoothing, reduction, dtype)
+        else:
+            _shaped("target", target, (rows.shape[0],))
+            loss = _weighted(rows, target, weight, ignore_index, reduction, label_smoothing, dtype)
+    return loss.reshape(kept) if reduction == "none" and logits.dim() != 2 else loss

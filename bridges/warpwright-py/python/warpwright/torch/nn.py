@@ -299,7 +299,7 @@ class LogSoftmax(torch.nn.LogSoftmax):
 
 
 class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
-    """`torch.nn.CrossEntropyLoss` over `warpwright.torch.cross_entropy`: without class weights."""
+    """`torch.nn.CrossEntropyLoss` over `warpwright.torch.cross_entropy`."""
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         return _cross_entropy.cross_entropy(
