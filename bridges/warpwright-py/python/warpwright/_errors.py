@@ -64,3 +64,17 @@ class KernelError(Error, RuntimeError):
 
 class PtxError(Error, ValueError):
     """A PTX text cannot be run; remarks holds what `lint` says of it."""
+
+
+def renamed(error: Error, op: str, **names: str) -> Error:
+    """The error of a native function as one of `op`, whose arguments have these names, with `.mT` behind those that the native
+    function takes transposed."""
+    start = f"{error.op}: {error.argument} "
+    if (error.op == op and error.argument not in names) or not str(error).startswith(start):
+        return error
+    name, _, transposed = names.get(error.argument, error.argument).partition(".")
+    rest, expected, got = str(error)[len(start) :], error.expected, error.got
+    if transposed and isinstance(error, ShapeError) and isinstance(expected, tuple) and min(len(expected), len(got)) > 1:
+        expected, got = ((*shape[:-2], shape[-1], shape[-2]) for shape in (expected, got))
+        rest = f"has shape {list(got)}, expected {list(expected)}"
+    return type(error)(f"{op}: {name} {rest}", op=op, argument=name, expected=expected, got=got)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from .._errors import Error
-from ._common import narrow, renamed
+from .._errors import Error, renamed
+from ._common import narrow
 from ._differentiable import Differentiable
 from ._images import expect_rank, memory_format, refused
 from ._registry import Operator, direct, refuse_tangents

@@ -5,8 +5,6 @@ from typing import Any, Optional, Tuple
 import torch
 from torch import Tensor
 
-from .._errors import Error, ShapeError
-
 
 def _casts(kind: str) -> bool:
     """Whether autocast is on for a kind of device; tensors without memory have none."""
@@ -37,20 +35,6 @@ def narrow(*tensors: Any) -> Tuple[Any, ...]:
         return tensors
     dtype, floats = torch.get_autocast_dtype(kind), (torch.float32, torch.float16, torch.bfloat16)
     return tuple(t.to(dtype) if t is not None and t.dtype in floats else t for t in tensors)
-
-
-def renamed(error: Error, op: str, **names: str) -> Error:
-    """The error of a native function as one of `op`, whose arguments have these names, with `.mT` behind those that the native
-    function takes transposed."""
-    start = f"{error.op}: {error.argument} "
-    if (error.op == op and error.argument not in names) or not str(error).startswith(start):
-        return error
-    name, _, transposed = names.get(error.argument, error.argument).partition(".")
-    rest, expected, got = str(error)[len(start) :], error.expected, error.got
-    if transposed and isinstance(error, ShapeError) and isinstance(expected, tuple) and min(len(expected), len(got)) > 1:
-        expected, got = ((*shape[:-2], shape[-1], shape[-2]) for shape in (expected, got))
-        rest = f"has shape {list(got)}, expected {list(expected)}"
-    return type(error)(f"{op}: {name} {rest}", op=op, argument=name, expected=expected, got=got)
 
 
 def statistics(x: Tensor, shape: Any) -> Tensor:

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from .._errors import DtypeError, Error, ShapeError
+from .._errors import DtypeError, Error, ShapeError, renamed
 from . import _operators
-from ._common import narrow, renamed
+from ._common import narrow
 from ._differentiable import Differentiable
 from ._images import (
     FORMATS,

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from .._errors import Error
-from ._common import renamed
+from .._errors import Error, renamed
 from ._differentiable import Differentiable
 from ._images import refused
 from ._registry import Operator

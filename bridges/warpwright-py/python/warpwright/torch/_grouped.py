@@ -5,8 +5,8 @@ from typing import Any, Optional, Sequence
 from torch import Tensor
 
 from .. import _native
-from .._errors import Error
-from ._common import narrow, renamed
+from .._errors import Error, renamed
+from ._common import narrow
 from ._differentiable import Differentiable
 from ._matmul import matmul
 from ._registry import Operator

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from .._errors import Error
-from ._common import renamed, row_major
+from .._errors import Error, renamed
+from ._common import row_major
 from ._images import refused
 from ._registry import Operator, direct, refuse_tangents
 

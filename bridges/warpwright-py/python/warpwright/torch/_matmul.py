@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from .._errors import DeviceError, DtypeError, Error, ShapeError
-from ._common import narrow, renamed, row_major
+from .._errors import DeviceError, DtypeError, Error, ShapeError, renamed
+from ._common import narrow, row_major
 from ._differentiable import Differentiable
 from ._registry import Operator, direct, refuse_tangents
 

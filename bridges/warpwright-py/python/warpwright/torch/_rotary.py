@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from .._errors import Error, ShapeError
-from ._common import renamed, row_major
+from .._errors import Error, ShapeError, renamed
+from ._common import row_major
 from ._differentiable import Differentiable
 from ._registry import Operator
 
