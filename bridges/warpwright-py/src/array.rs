@@ -12,6 +12,7 @@ use crate::device::{self, Place};
 use crate::dlpack::{self, Capsule, Description, Exchange, Malformed, Vec8};
 use crate::error::{self, Class, Problem};
 use crate::library::{Library, dtype_named, interop};
+use crate::placeholder::Placeholder;
 use crate::torch;
 
 /// Facts about a type of arrays.
@@ -33,6 +34,11 @@ fn facts(object: &Bound<'_, PyAny>) -> PyResult<TypeFacts> {
         return Ok(*facts);
     }
     drop(known);
+    if object.is_instance_of::<Placeholder>() {
+        let facts = TypeFacts { library: Library::Placeholder, exchange: None, masked: false };
+        TYPES.lock().unwrap_or_else(PoisonError::into_inner).push((ty.unbind(), facts));
+        return Ok(facts);
+    }
     let mut library = Library::Other;
     let mut masked = false;
     for base in ty.mro() {
@@ -127,6 +133,9 @@ impl<'py> Argument<'py> {
         }
         if library == Library::Numpy {
             return Self::from_numpy(object, site);
+        }
+        if library == Library::Placeholder {
+            return Self::new(object, site, library, object.cast::<Placeholder>()?.get().describe(), None);
         }
         if let Some(exchange) = exchange {
             let mut array = Self::new(object, site, library, exchange.describe(object)?, None)?;

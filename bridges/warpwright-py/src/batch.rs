@@ -213,7 +213,7 @@ fn backward<'py, D: Operation>(
     b: &Backward<'_, 'py>,
     plans: &PlanCache<D>,
     describe: impl FnOnce(BatchNorm, bool) -> D,
-    args: impl for<'a> FnOnce(BackwardTensors<'a>) -> D::Args<'a> + Send,
+    args: impl for<'a> Fn(BackwardTensors<'a>) -> D::Args<'a> + Send + Sync + 'static,
 ) -> PyResult<Bound<'py, PyTuple>> {
     let running = b.are_running.then_some(b.statistics[0].1);
     let Started { call, x, weight, norm, .. } = start(b.op, x, c, running)?;

@@ -4,6 +4,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyTuple;
+use std::sync::Arc;
 use warpwright::plan::{Layout, Plan, PlanCache, TensorSpec};
 use warpwright::{DType, Error, Operation, RuntimeError, Stream, Tensor, TensorMut, TensorRef};
 
@@ -17,6 +18,7 @@ use crate::many::{Fixed, Many, try_map};
 use crate::memory::{self, Flat};
 use crate::overlap;
 use crate::owned::DeviceArray;
+use crate::placeholder::{Placeholder, Planning};
 use crate::quick::{self, Elements};
 use crate::torch;
 
@@ -34,6 +36,8 @@ pub(crate) struct Call<'py> {
     stream: u64,
     /// Whether the caller named the stream.
     explicit: bool,
+    /// Takes what is to be done, of a call on placeholders.
+    planning: Option<Arc<Planning>>,
 }
 
 impl<'py> Call<'py> {
@@ -53,7 +57,11 @@ impl<'py> Call<'py> {
         }
         let (place, library) = (first.place, first.library);
         let stream = given.unwrap_or(first.stream);
-        Ok((Self { py, op, place, library, stream, explicit: given.is_some() }, first))
+        let planning = match library {
+            Library::Placeholder => Some(Arc::clone(&object.cast::<Placeholder>()?.get().planning)),
+            _ => None,
+        };
+        Ok((Self { py, op, place, library, stream, explicit: given.is_some(), planning }, first))
     }
 
     /// The stream on which a further argument must be ready.
@@ -380,6 +388,12 @@ impl<'py> Call<'py> {
     fn made(&self, argument: &'static str, like: &Array<'py>, form: Form<'_>) -> PyResult<Output<'py>> {
         let (py, library) = (self.py, self.library);
         let (dtype, shape) = (form.dtype(like), form.shape(like));
+        let site = Site { op: self.op, argument };
+        if let Some(planning) = &self.planning {
+            let made = Bound::new(py, Placeholder::new(planning, self.place, Ok(dtype), shape))?.into_any();
+            let array = Argument::read_made(&made, site, self.ordering())?;
+            return Ok(Output { flat: Flat::of(&array), kind: Kind::Array(made), array: Some(array) });
+        }
         if let (Library::Jax | Library::Other, Place::Cuda(ordinal)) = (library, self.place) {
             let made = DeviceArray::empty(ordinal, self.stream, dtype, shape);
             let (tensor, flat) = made.map_err(|e| error::runtime(py, &e))?;
@@ -389,7 +403,6 @@ impl<'py> Call<'py> {
                 array: None,
             });
         }
-        let site = Site { op: self.op, argument };
         let of_shape = Vec8::collect(shape.iter().copied()).map(|shape| match form {
             Form::ChannelsLast(..) => Vec8::channels_last(&shape),
             _ => Vec8::row_major(&shape),
@@ -420,7 +433,7 @@ impl<'py> Call<'py> {
         let flat = Flat::of(&array);
         let kind = match library {
             Library::Numpy | Library::Torch | Library::Cupy => Kind::Array(object),
-            Library::Jax | Library::Other => {
+            Library::Jax | Library::Placeholder | Library::Other => {
                 Kind::Converted { from: object, library, like: like.object.clone() }
             }
         };
@@ -472,10 +485,13 @@ impl<'py> Call<'py> {
         &self,
         inputs: &[Array<'py>; I],
         outputs: [Output<'py>; O],
-        work: impl FnOnce(&Stream, [TensorRef<'_>; I], [TensorMut<'_>; O]) -> Result<(), Error> + Send,
+        work: impl Fn(&Stream, [TensorRef<'_>; I], [TensorMut<'_>; O]) -> Result<(), Error>
+        + Send
+        + Sync
+        + 'static,
     ) -> PyResult<[Bound<'py, PyAny>; O]> {
         let all =
-            self.run_some(inputs.each_ref().map(Some), outputs.map(Some), |stream, inputs, outputs| {
+            self.run_some(inputs.each_ref().map(Some), outputs.map(Some), move |stream, inputs, outputs| {
                 work(stream, inputs.map(present), outputs.map(present))
             })?;
         Ok(all.map(present))
@@ -486,8 +502,10 @@ impl<'py> Call<'py> {
         &self,
         inputs: [Option<&Array<'py>>; I],
         outputs: [Option<Output<'py>>; O],
-        work: impl FnOnce(&Stream, [Option<TensorRef<'_>>; I], [Option<TensorMut<'_>>; O]) -> Result<(), Error>
-        + Send,
+        work: impl Fn(&Stream, [Option<TensorRef<'_>>; I], [Option<TensorMut<'_>>; O]) -> Result<(), Error>
+        + Send
+        + Sync
+        + 'static,
     ) -> PyResult<[Option<Bound<'py, PyAny>>; O]> {
         self.run_many::<Fixed<I>, Fixed<O>>(inputs, outputs, work)
     }
@@ -497,16 +515,14 @@ impl<'py> Call<'py> {
         &self,
         inputs: I::Of<Option<&Array<'py>>>,
         outputs: O::Of<Option<Output<'py>>>,
-        work: impl FnOnce(
-            &Stream,
-            I::Of<Option<TensorRef<'_>>>,
-            O::Of<Option<TensorMut<'_>>>,
-        ) -> Result<(), Error>
-        + Send,
+        work: impl Fn(&Stream, I::Of<Option<TensorRef<'_>>>, O::Of<Option<TensorMut<'_>>>) -> Result<(), Error>
+        + Send
+        + Sync
+        + 'static,
     ) -> PyResult<O::Of<Option<Bound<'py, PyAny>>>>
     where
-        I::Of<Option<Flat>>: Send,
-        O::Of<Option<Flat>>: Send,
+        I::Of<Option<Flat>>: Send + Sync + 'static,
+        O::Of<Option<Flat>>: Send + Sync + 'static,
     {
         let (place, stream) = (self.place, self.stream);
         self.copies_apart(O::iter(&outputs).flatten())?;
@@ -515,6 +531,15 @@ impl<'py> Call<'py> {
         let wait = read.chain(written).any(|a| a.must_outlive_the_work(self.library));
         let reads = I::map(inputs, |x| x.map(|x| if x.shaped { Flat::shaped(x) } else { Flat::of(x) }));
         let writes = O::map(O::of_refs(&outputs), |y| y.as_ref().map(|y| y.flat.clone()));
+        if let Some(planning) = &self.planning {
+            planning.push(Box::new(move |place, stream, addresses| {
+                let moved = |x: &Option<Flat>| x.as_ref().map(|x| x.moved(|at| addresses.resolve(at)));
+                let reads = I::map(I::of_refs(&reads), moved);
+                let writes = O::map(O::of_refs(&writes), moved);
+                memory::run::<I, O>(place, stream, reads, writes, None, &work)
+            }));
+            return O::try_map(outputs, |y| y.map(|y| y.kind.finish(self.py, self.stream)).transpose());
+        }
         let done = match place {
             Place::Host => interruptible(self.py, move |interrupt| {
                 memory::run::<I, O>(place, stream, reads, writes, Some(interrupt), work)
@@ -550,7 +575,7 @@ pub(crate) fn elementwise<'py, D: Operation, const I: usize, const O: usize>(
     outputs: [Wanted<'_, 'py>; O],
     stream: Option<&Bound<'py, PyAny>>,
     describe: impl Fn(Elements) -> D,
-    args: impl for<'a> FnOnce([TensorRef<'a>; I], [TensorMut<'a>; O]) -> D::Args<'a> + Send,
+    args: impl for<'a> Fn([TensorRef<'a>; I], [TensorMut<'a>; O]) -> D::Args<'a> + Send + Sync + 'static,
 ) -> PyResult<[Bound<'py, PyAny>; O]> {
     // Results that are new overlap nothing.
     let fresh = outputs.iter().all(|(_, given)| given.is_none());
@@ -579,7 +604,9 @@ pub(crate) fn elementwise<'py, D: Operation, const I: usize, const O: usize>(
     let inputs = others
         .map(|a| a.or_else(|| first.take()).unwrap_or_else(|| unreachable!("only the first is left out")));
     match call.place {
-        Place::Cuda(ordinal) if fresh => call.run_bound(ordinal, &inputs, outputs, &plan),
+        Place::Cuda(ordinal) if fresh && call.planning.is_none() => {
+            call.run_bound(ordinal, &inputs, outputs, &plan)
+        }
         _ => call.run(&inputs, outputs, move |stream, inputs, outputs| {
             Ok(plan.launch(stream, args(inputs, outputs))?)
         }),

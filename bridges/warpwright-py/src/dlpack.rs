@@ -116,6 +116,13 @@ impl<T: Copy + Default> Vec8<T> {
         }
         Some(list)
     }
+
+    /// Exchanges the last two items, if there are as many.
+    pub(crate) fn swap_last_two(&mut self) {
+        if let Some(first) = usize::from(self.len).checked_sub(2) {
+            self.items.swap(first, first + 1);
+        }
+    }
 }
 
 impl Vec8<i64> {

@@ -7,7 +7,7 @@
 //! | `dlpack` `ffi` `many` `interrupt` | C interfaces, lists, the interpreter's signals |
 //! | `error` `library` | exceptions; libraries of arrays and their names |
 //! | `device` `layouts` | where arrays lie, and streams; arguments of new tensors |
-//! | `recording` | what a call allocates |
+//! | `placeholder` `recording` | arrays without memory; what a call allocates |
 //! | `torch` | how PyTorch takes a call, and its short ways |
 //! | `array` | an argument: where it lies, its type, shape and strides |
 //! | `overlap` | which arguments share memory |
@@ -15,6 +15,8 @@
 //! | `indices` `owned` `quick` | numbers in arrays; results of our own; the shortest way of an elementwise call |
 //! | `call` | arguments, results and launch of one call |
 //! | `calls` | calls that are like one before |
+//! | `planned` | calls that are planned once |
+//! | `xla` | XLA's foreign function interface |
 //! | `stable` | PyTorch's stable C interface |
 //! | `operators` `repeated` | operators of PyTorch's dispatcher without Python; direct calls of PyTorch that are repeated |
 //! | `images` `softmax` `matmul` `node` | the families, each of which turns keywords into a descriptor in one place |
@@ -63,6 +65,8 @@ mod optimizer;
 mod overlap;
 mod owned;
 mod parameter;
+mod placeholder;
+mod planned;
 mod pool;
 mod quantize;
 mod quick;
@@ -78,6 +82,7 @@ mod softmax;
 mod stable;
 mod tensor_map;
 mod torch;
+mod xla;
 
 use pyo3::prelude::*;
 
@@ -138,6 +143,10 @@ mod _native {
     #[pymodule_export]
     use crate::owned::DeviceArray;
     #[pymodule_export]
+    use crate::placeholder::Placeholder;
+    #[pymodule_export]
+    use crate::planned::{forget_planned_calls, plan_call, planned_calls};
+    #[pymodule_export]
     use crate::pool::{
         adaptive_avg_pool, adaptive_avg_pool_backward, adaptive_max_pool, adaptive_max_pool_backward,
         avg_pool, avg_pool_backward, max_pool, max_pool_backward,
@@ -169,6 +178,8 @@ mod _native {
     use crate::tensor_map::TensorMap;
     #[pymodule_export]
     use crate::torch::torch_route;
+    #[pymodule_export]
+    use crate::xla::xla_handlers;
 
     use pyo3::prelude::*;
 

@@ -17,6 +17,8 @@ pub(crate) enum Library {
     Torch,
     Cupy,
     Jax,
+    /// Arrays without memory, on which calls are planned.
+    Placeholder,
     Other,
 }
 
@@ -38,6 +40,7 @@ impl Library {
             Self::Torch => "torch",
             Self::Cupy => "cupy",
             Self::Jax => "jax",
+            Self::Placeholder => "placeholder",
             Self::Other => "other",
         }
     }

@@ -68,6 +68,11 @@ impl Flat {
         self.shape.as_ref().map(|shape| &*shape.strides)
     }
 
+    /// The same elsewhere.
+    pub(crate) fn moved(&self, place: impl FnOnce(u64) -> u64) -> Self {
+        Self { address: place(self.address), ..self.clone() }
+    }
+
     /// The same for a result that is read before it is written.
     pub(crate) fn updated(self) -> Self {
         Self { updated: true, ..self }

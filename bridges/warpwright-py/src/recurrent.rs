@@ -233,12 +233,13 @@ fn forward<'py>(
     outputs.push(call.workspace(&plan, x)?);
     let mut inputs = started.inputs();
     inputs.extend(started.weights.iter().flatten().map(Option::as_ref));
+    let stacked = desc.layers * desc.directions;
     let mut results = call.run_many::<Listed, Listed>(inputs, outputs, move |stream, inputs, outputs| {
         let (mut inputs, mut outputs) = (inputs.into_iter(), outputs.into_iter());
         let (mut input, mut output) = (|| inputs.next().flatten(), || outputs.next().flatten());
         let (x, lengths, h0, c0, random) = (present(input()), input(), input(), input(), input());
         let (y, h_n, c_n, reserve) = (present(output()), present(output()), output(), output());
-        let weights = (0..desc.layers * desc.directions)
+        let weights = (0..stacked)
             .map(|_| WeightRefs {
                 w_ih: present(input()),
                 w_hh: present(input()),
@@ -298,13 +299,14 @@ fn backward<'py>(
             outputs.push(array.as_ref().map(|array| wanted(true, name, &array.shape)).transpose()?.flatten());
         }
     }
+    let stacked = desc.layers * desc.directions;
     let mut results = call.run_many::<Listed, Listed>(inputs, outputs, move |stream, inputs, outputs| {
         let (mut inputs, mut outputs) = (inputs.into_iter(), outputs.into_iter());
         let (mut input, mut output) = (|| inputs.next().flatten(), || outputs.next().flatten());
         let (x, lengths, h0, c0, random) = (present(input()), input(), input(), input(), input());
         let (y, reserve, dy, dh_n, dc_n) = (present(input()), present(input()), input(), input(), input());
         let (dx, dh0, dc0, workspace) = (output(), output(), output(), output());
-        let weights = (0..desc.layers * desc.directions).map(|_| WeightGradients {
+        let weights = (0..stacked).map(|_| WeightGradients {
             w_ih: present(input()),
             w_hh: present(input()),
             w_hr: input(),

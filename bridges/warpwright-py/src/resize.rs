@@ -91,11 +91,11 @@ impl<'py> Keywords<'_, 'py> {
         plans: &PlanCache<O>,
         desc: &O,
         (given, shape): (Array<'py>, &[usize]),
-        launch: impl FnOnce(&Plan<O>, &Stream, TensorRef<'_>, TensorMut<'_>) -> Result<(), Error> + Send,
-    ) -> PyResult<Object<'py>>
-    where
-        Plan<O>: Send,
-    {
+        launch: impl Fn(&Plan<O>, &Stream, TensorRef<'_>, TensorMut<'_>) -> Result<(), Error>
+        + Send
+        + Sync
+        + 'static,
+    ) -> PyResult<Object<'py>> {
         let plan = images.call.plan(plans, desc)?;
         let given = images.taken(given)?;
         let result = images.call.output(("out", self.out), &given, images.form(given.dtype, shape))?;

@@ -181,7 +181,7 @@ fn rotate<'py>(
         let (angles, target) = (RotaryAngles { cos, sin, positions }, stream.device().target());
         let y = present(y);
         if inverse {
-            let plan = BACKWARD.get(&RotaryBackwardDesc { forward: desc }, target)?;
+            let plan = BACKWARD.get(&RotaryBackwardDesc { forward: desc.clone() }, target)?;
             let args = RotaryBackwardArgs { angles, dq_rotated: q, dk_rotated: k, dq: y, dk: z };
             return Ok(plan.launch(stream, args)?);
         }

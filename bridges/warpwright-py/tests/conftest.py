@@ -13,6 +13,8 @@ import pytest
 
 # JAX would take most of a GPU's memory for itself.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+# References run once: what counts is how soon they are compiled.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 
 try:
     from warpwright import _native

@@ -1,4 +1,4 @@
-"""The Python lines of the READMEs run as they stand, where what they import is here."""
+"""The Python lines of the READMEs and of the guide to JAX run as they stand, where what they import is here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 BLOCKS = [
     (path, block)
-    for path in ("README.md", "bridges/warpwright-py/README.md")
+    for path in ("README.md", "bridges/warpwright-py/README.md", "docs/guide/src/jax.md")
     for block in re.findall(r"```python\n(.*?)```", (ROOT / path).read_text(encoding="utf-8"), re.DOTALL)
     # Blocks that go on from a PTX text which they do not show are held by test_emulator.py.
     if "ptx" not in block
@@ -19,6 +19,8 @@ BLOCKS = [
 
 @pytest.mark.parametrize("path, block", BLOCKS, ids=[f"{p}-{i}" for i, (p, _) in enumerate(BLOCKS)])
 def test_block(path, block):
+    if "jax" in block:
+        pytest.importorskip("jax", reason="JAX is not installed")
     if "torch" in block:
         torch = pytest.importorskip("torch", reason="PyTorch is not installed")
         if not torch.cuda.is_available():

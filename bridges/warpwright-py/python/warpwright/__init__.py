@@ -9,7 +9,7 @@ the result. Nothing here needs a driver, a GPU or CUDA to be imported.
     >>> warpwright.relu(np.array([-1.0, 2.0], dtype=np.float32))
     array([0., 2.], dtype=float32)
 
-`warpwright.torch` has the same as PyTorch operators with gradients.
+`warpwright.torch` has the same as PyTorch operators with gradients, `warpwright.jax` much of it as JAX functions.
 """
 
 from ._errors import (
