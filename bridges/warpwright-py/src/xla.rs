@@ -21,8 +21,8 @@ use crate::planned::{ArrayType, Kind, PlannedCall};
 const VERSION: (i32, i32) = (0, 1);
 /// The attribute that says which call it is.
 const ATTRIBUTE: &[u8] = b"call";
-/// Alignment of memory for the time of a call, as XLA aligns its own.
-const ALIGNMENT: usize = 256;
+/// Alignment of memory for the time of a call: the most that XLA lets a call ask for.
+const ALIGNMENT: usize = 16;
 
 const METADATA: i32 = 1;
 const BUFFER: i32 = 1;
@@ -489,6 +489,7 @@ unsafe fn answer(mut extension: *mut Extension) -> bool {
         unsafe {
             if (*extension).kind == METADATA {
                 let metadata = &mut *(*extension.cast::<MetadataExtension>()).metadata;
+                metadata.version.struct_size = size_of::<ApiVersion>();
                 (metadata.version.major, metadata.version.minor) = VERSION;
                 metadata.traits = 0;
                 return true;
@@ -506,12 +507,15 @@ unsafe fn handle(frame: *const CallFrame, on_gpu: bool) -> Failure {
     if unsafe { answer((*frame).extension) } {
         return ptr::null_mut();
     }
-    // SAFETY: the interface lives as long as XLA; in every version it holds the function that makes errors.
+    // SAFETY: the interface lives as long as XLA, and says first which version it is of. Its size says less than it holds in version 0.1.
+    let version = unsafe { &raw const (*(*frame).api).version };
+    // SAFETY: as above; every structure begins with its size.
+    let (major, minor, size) = unsafe { ((*version).major, (*version).minor, (*frame).struct_size) };
+    // SAFETY: from this version on the interface holds all functions that are called. Before a handler is called at all XLA has refused
+    // it if it is of another version than XLA knows.
     let api = unsafe { &*(*frame).api };
-    // SAFETY: every structure begins with its size.
-    let size = unsafe { (*frame).struct_size };
-    if size < size_of::<CallFrame>() || api.struct_size < size_of::<Api>() {
-        let message = "warpwright: XLA is older than version 0.1 of its interface".to_owned();
+    if (major, minor) < VERSION || size < size_of::<CallFrame>() {
+        let message = format!("warpwright: XLA has version {major}.{minor} of its interface, expected 0.1");
         return api.failure(Refusal(FAILED_PRECONDITION, message));
     }
     // SAFETY: the call is in progress, and the frame has all parts.

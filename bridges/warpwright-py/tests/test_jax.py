@@ -15,8 +15,8 @@ import warpwright.jax as wj  # noqa: E402
 
 @pytest.fixture(autouse=True)
 def wide_numbers():
-    """Arrays of 64 bits, for the references."""
-    with jax.enable_x64(True):
+    """Arrays of 64 bits, for the references, whose factors nobody rounds."""
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         yield
 
 

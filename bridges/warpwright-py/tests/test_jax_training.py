@@ -75,6 +75,11 @@ def training(f):
 
 
 def test_steps_of_training():
+    with jax.default_matmul_precision("highest"):
+        train()
+
+
+def train():
     random = np.random.default_rng(3)
     first = parameters(random)
     tokens = jnp.asarray(random.integers(0, CLASSES, (BATCH, ROWS)), jnp.int32)
