@@ -25,12 +25,9 @@ pub(crate) fn cast<'py>(
     let to = dtype_given(dtype, Site { op: OP, argument: "dtype" })?;
     let (call, x) = Call::new(OP, ("x", x), stream)?;
     let x = call.row_major(x)?;
-    let desc = CastDesc { from: x.dtype, to, len: x.len() };
+    let plan = call.plan(&PLANS, &CastDesc { from: x.dtype, to, len: x.len() })?;
     let shape = x.shape.to_vec();
     let y = call.output(("out", out), &x, Form::RowMajor(to, &shape))?;
-    let [y] = call.run(&[x], [y], move |stream, [x], [y]| {
-        let plan = PLANS.get(&desc, stream.device().target())?;
-        Ok(plan.launch(stream, CastArgs { x, y })?)
-    })?;
+    let [y] = call.run(&[x], [y], move |stream, [x], [y]| Ok(plan.launch(stream, CastArgs { x, y })?))?;
     Ok(y)
 }

@@ -33,14 +33,14 @@ fn number_at(address: u64) -> Option<usize> {
     usize::try_from(address / ROOM).ok()?.checked_sub(1)
 }
 
-/// What is done in a run, on a stream of a place.
+/// A part of a run, on a stream of a place.
 pub(crate) type Step = Box<dyn Fn(Place, u64, &Addresses<'_>) -> Result<(), Error> + Send + Sync>;
 
 /// A call in the making.
 #[derive(Default)]
 pub(crate) struct Planning(Mutex<Planned>);
 
-/// What a call on placeholders left.
+/// The outcome of a call on placeholders.
 #[derive(Default)]
 pub(crate) struct Planned {
     pub(crate) steps: Vec<Step>,
@@ -49,12 +49,12 @@ pub(crate) struct Planned {
 }
 
 impl Planning {
-    /// Adds what is to be done.
+    /// Adds a step.
     pub(crate) fn push(&self, step: Step) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).steps.push(step);
     }
 
-    /// What there is so far, which is then forgotten.
+    /// Takes the outcome.
     pub(crate) fn take(&self) -> Planned {
         std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }

@@ -27,7 +27,7 @@ pub(crate) struct ArrayType {
     pub(crate) shape: Box<[usize]>,
 }
 
-/// What a call follows from.
+/// All that a plan follows from.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Kind {
     pub(crate) text: Box<str>,

@@ -51,7 +51,7 @@ fn quantize<'py>(
     let (call, x) = Call::new(op, ("x", x), stream)?;
     let x = call.row_major(x)?;
     let (dtype, len) = (x.dtype, x.len());
-    let desc = QuantizeDesc { scheme, dtype, group_size, order, len };
+    let plan = call.plan(&QUANTIZE, &QuantizeDesc { scheme, dtype, group_size, order, len })?;
     let (codes_shape, scales_shape) = ([packed_bytes(len)], [groups(len, group_size)]);
     let zeros = scheme.has_zero_points();
     let out = if zeros {
@@ -68,7 +68,6 @@ fn quantize<'py>(
         call.optional_output(zeros, ("out[2]", to_zeros), &x, Form::RowMajor(DType::U8, &scales_shape))?,
     ];
     let results = call.run_some([Some(&x)], outputs, move |stream, [x], [codes, scales, zero_points]| {
-        let plan = QUANTIZE.get(&desc, stream.device().target())?;
         let (x, codes, scales) = (present(x), present(codes), present(scales));
         Ok(plan.launch(stream, QuantizeArgs { x, codes, scales, zero_points })?)
     })?;
@@ -115,7 +114,7 @@ fn dequantize<'py>(
     if DType::FLOATS.contains(&dtype) {
         scales.expect_dtype(scheme.scale_dtype(dtype))?;
     }
-    let desc = DequantizeDesc { scheme, dtype, group_size, order, len };
+    let plan = call.plan(&DEQUANTIZE, &DequantizeDesc { scheme, dtype, group_size, order, len })?;
     let y = call.output(("out", request.out), &codes, Form::RowMajor(dtype, &shape))?;
     let zero_points = match zero_points {
         None => None,
@@ -128,7 +127,6 @@ fn dequantize<'py>(
     };
     let inputs = [Some(&codes), Some(&scales), zero_points.as_ref()];
     let [y] = call.run_some(inputs, [Some(y)], move |stream, [codes, scales, zero_points], [y]| {
-        let plan = DEQUANTIZE.get(&desc, stream.device().target())?;
         let (codes, scales, y) = (present(codes), present(scales), present(y));
         Ok(plan.launch(stream, DequantizeArgs { codes, scales, zero_points, y })?)
     })?;
@@ -258,6 +256,7 @@ pub(crate) fn quantize_nested<'py>(
     let absmax = call.row_major(absmax)?;
     absmax.expect_dtype(DType::F32)?;
     let desc = QuantizeNestedDesc { len: absmax.len() };
+    let plan = call.plan(&PLANS, &desc)?;
     let out = several::<3>(OP, out)?;
     let shapes = [[desc.len], [groups(desc.len, BLOCK)], [1], [workspace_len()]];
     let form = |dtype, i: usize| Form::RowMajor(dtype, &shapes[i]);
@@ -269,7 +268,6 @@ pub(crate) fn quantize_nested<'py>(
     ];
     let [codes, nested_absmax, offset, _] =
         call.run(&[absmax], outputs, move |stream, [absmax], [codes, nested_absmax, offset, workspace]| {
-            let plan = PLANS.get(&desc, stream.device().target())?;
             Ok(plan.launch(stream, QuantizeNestedArgs { absmax, codes, nested_absmax, offset, workspace })?)
         })?;
     PyTuple::new(py, [codes, nested_absmax, offset])
@@ -300,13 +298,12 @@ pub(crate) fn dequantize_nested<'py>(
         array.expect_dtype(DType::F32)?;
         expect_len(array, len)?;
     }
-    let shape = codes.shape.to_vec();
+    let (plan, shape) = (call.plan(&PLANS, &desc)?, codes.shape.to_vec());
     let y = call.output(("out", out), &codes, Form::RowMajor(DType::F32, &shape))?;
     let [y] = call.run(
         &[codes, nested_absmax, offset],
         [y],
         move |stream, [codes, nested_absmax, offset], [absmax]| {
-            let plan = PLANS.get(&desc, stream.device().target())?;
             Ok(plan.launch(stream, DequantizeNestedArgs { codes, nested_absmax, offset, absmax })?)
         },
     )?;

@@ -2,7 +2,7 @@
 
 use pyo3::prelude::*;
 use warpwright::DType;
-use warpwright::plan::{Layout, PlanCache};
+use warpwright::plan::{Layout, Plan, PlanCache};
 use warpwright::rotary::{
     Pairing, RotaryAngles, RotaryArgs, RotaryBackwardArgs, RotaryBackwardDesc, RotaryDesc, RotaryPositions,
     RotaryTables, check_positions,
@@ -115,6 +115,12 @@ fn angles<'py>(
     Ok(Angles { cos, sin, positions, first, rotary_dim, tables, described })
 }
 
+/// The plan of a rotation, or of the one back.
+enum Direction {
+    Forward(Plan<RotaryDesc>),
+    Backward(Plan<RotaryBackwardDesc>),
+}
+
 /// The rotation, or the one back, of the arguments of these names.
 fn rotate<'py>(
     op: &'static str,
@@ -169,6 +175,11 @@ fn rotate<'py>(
         tables,
         positions: described,
     };
+    let plan = if inverse {
+        Direction::Backward(call.plan(&BACKWARD, &RotaryBackwardDesc { forward: desc })?)
+    } else {
+        Direction::Forward(call.plan(&FORWARD, &desc)?)
+    };
     let is_part = tables.rows != cos.shape[cos.shape.len() - 2];
     let inputs = [Some(&q), k.as_ref(), Some(&cos), Some(&sin), positions.as_ref()];
     let results = call.run_some(inputs, [Some(y), z], move |stream, inputs, [y, z]| {
@@ -178,15 +189,17 @@ fn rotate<'py>(
             true => (cos.narrow(0, first, tables.rows)?, sin.narrow(0, first, tables.rows)?),
             false => (cos, sin),
         };
-        let (angles, target) = (RotaryAngles { cos, sin, positions }, stream.device().target());
-        let y = present(y);
-        if inverse {
-            let plan = BACKWARD.get(&RotaryBackwardDesc { forward: desc.clone() }, target)?;
-            let args = RotaryBackwardArgs { angles, dq_rotated: q, dk_rotated: k, dq: y, dk: z };
-            return Ok(plan.launch(stream, args)?);
+        let (angles, y) = (RotaryAngles { cos, sin, positions }, present(y));
+        match &plan {
+            Direction::Forward(plan) => {
+                let args = RotaryArgs { angles, q, k, q_rotated: y, k_rotated: z };
+                Ok(plan.launch(stream, args)?)
+            }
+            Direction::Backward(plan) => {
+                let args = RotaryBackwardArgs { angles, dq_rotated: q, dk_rotated: k, dq: y, dk: z };
+                Ok(plan.launch(stream, args)?)
+            }
         }
-        let args = RotaryArgs { angles, q, k, q_rotated: y, k_rotated: z };
-        Ok(FORWARD.get(&desc, target)?.launch(stream, args)?)
     })?;
     gathered(py, results)
 }

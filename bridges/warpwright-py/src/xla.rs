@@ -434,7 +434,7 @@ unsafe fn span<'a>(span: *const Span) -> &'a [u8] {
     unsafe { list((*span).data, (*span).len as i64) }
 }
 
-/// What has been planned for a call, or else is planned now. Nobody who waits for the call holds the interpreter: JAX lets it go before it
+/// The plan of a call, made now if there is none. Nobody who waits for the call holds the interpreter: JAX lets it go before it
 /// runs anything, because functions in Python that it calls back need it as well.
 fn planned(kind: &Kind, place: Place) -> Result<Arc<PlannedCall>, Refusal> {
     if let Some(call) = PlannedCall::known(kind) {

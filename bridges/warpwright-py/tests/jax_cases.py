@@ -1,4 +1,4 @@
-"""What `warpwright.jax` computes, written out in `jax.numpy`, and how far apart the two may be."""
+"""The functions of `warpwright.jax`, written out in `jax.numpy`, and how far apart the two may be."""
 
 from __future__ import annotations
 

@@ -48,6 +48,14 @@ REFUSED = {
     "pairing": (lambda x: wj.rotary_embedding(x.reshape(1, 4, 1, 6), None, *[np.ones((4, 3), np.float32)] * 2, pairing="other"), ww.ParameterError, "rotary_embedding", "pairing"),
     "indices": (lambda x: wj.embedding(x, x), ww.DtypeError, "embedding", "input"),
     "padding": (lambda x: wj.embedding(np.zeros(3, np.int32), x, padding_idx=4), ww.ParameterError, "embedding", "padding_idx"),
+    "rank of images": (lambda x: wj.conv2d(x, x), ww.ShapeError, "conv2d", "input"),
+    "dtype of filters": (lambda x: wj.conv1d(x[None], np.ones((2, 4, 3), np.float16)), ww.DtypeError, "conv1d", "weight"),
+    "channels": (lambda x: wj.conv1d(x[None], np.ones((2, 3, 3), np.float32)), ww.ShapeError, "conv1d", "weight"),
+    "gates": (lambda x: wj.gru(x[:, None], [(np.ones((6, 5), np.float32), np.ones((6, 2), np.float32))]), ww.ShapeError, "gru", "w_ih"),
+    "layers": (lambda x: wj.lstm(x[:, None], []), ww.ArgumentError, "lstm", "weights"),
+    "dtype to quantize": (lambda x: wj.quantize_nf4(x.astype(jnp.int32))[1], ww.DtypeError, "quantize_nf4", "x"),
+    "codes": (lambda x: wj.linear_4bit(x, x, x[0, :1], (4, 6)), ww.DtypeError, "linear_4bit", "codes"),
+    "rows of 4 bits": (lambda x: wj.linear_4bit(x, *wj.quantize_nf4(np.ones((4, 5), np.float32)), (4, 5)), ww.ShapeError, "linear_4bit", "input"),
     "reduction": (lambda x: wj.cross_entropy(x, np.zeros(4, np.int32), reduction="all"), ww.ParameterError, "cross_entropy", "reduction"),
 }
 

@@ -20,6 +20,8 @@ _TARGET = "warpwright"
 
 
 def _register() -> None:
+    if not hasattr(jax, "ffi"):
+        raise ImportError(f"warpwright.jax needs JAX 0.5 or later, found {jax.__version__}")
     for handler, platform in zip(xla_handlers(), ("cpu", "CUDA")):
         jax.ffi.register_ffi_target(_TARGET, jax.ffi.pycapsule(handler), platform=platform)
 
@@ -43,7 +45,7 @@ class Fold(Operand):
 
 
 def call(function: str, *arguments: Any, **keywords: Any) -> Any:
-    """What a native function gives. Its arrays are wrapped in an `Operand`, whose kind says what `jax.vmap` does with it: all of a call are of
+    """Calls a native function. Its arrays are wrapped in an `Operand`, whose kind says what `jax.vmap` does with it: all of a call are of
     one kind beside plain ones, which have to be the same for all samples. Otherwise `jax.vmap` makes one call after the other."""
     text, operands = encode(function, arguments, keywords)
     kinds = tuple(type(o) for o in operands)

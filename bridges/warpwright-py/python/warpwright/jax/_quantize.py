@@ -8,6 +8,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from .. import _native
+from .._errors import Error, renamed
 from ._call import Lead, Operand, call
 from ._common import given
 from ._differentiable import differentiable
@@ -95,4 +96,7 @@ def linear_4bit(
     weight = codes, scales, zero_points, nested_absmax, offset
     weight = (None if a is None else jax.lax.stop_gradient(jnp.asarray(a)) for a in weight)
     options = tuple(int(n) for n in shape), format, int(group_size)
-    return _linear_4bit(input, bias, *weight, options=options)
+    try:
+        return _linear_4bit(input, bias, *weight, options=options)
+    except Error as error:
+        raise renamed(error, "linear_4bit", x="input") from None
