@@ -5,9 +5,12 @@ from typing import Any, Callable
 from jax import Array
 from jax.typing import ArrayLike
 
-from .. import _native
 from ._call import Lead, call
+from ._common import documented
 from ._differentiable import differentiable
+
+_UNARY = "Differentiable in x. Raises `DtypeError`."
+_GATED = "Differentiable in both. Raises `DtypeError` and `ShapeError`."
 
 
 def _operation(name: str) -> Callable[..., Any]:
@@ -23,21 +26,13 @@ def _operation(name: str) -> Callable[..., Any]:
     return differentiable(forward, backward)
 
 
-def _documented(function: Callable[..., Any], name: str, arguments: str) -> Callable[..., Any]:
-    function.__name__ = function.__qualname__ = name
-    first, rest = getattr(_native, name).__doc__.split("\n\n")
-    rest = rest.split("`out`")[0].rstrip(" ;\n").rstrip(".")
-    function.__doc__ = f"{first}\n\n{rest}.\nDifferentiable in {arguments}. Raises `DtypeError` and `ShapeError`."
-    return function
-
-
 def _unary(name: str) -> Callable[[ArrayLike], Array]:
     operation = _operation(name)
 
     def function(x: ArrayLike) -> Array:
         return operation(x)
 
-    return _documented(function, name, "x")
+    return documented(function, name, _UNARY)
 
 
 def _gated(name: str) -> Callable[[ArrayLike, ArrayLike], Array]:
@@ -46,7 +41,7 @@ def _gated(name: str) -> Callable[[ArrayLike, ArrayLike], Array]:
     def function(gate: ArrayLike, up: ArrayLike) -> Array:
         return operation(gate, up)
 
-    return _documented(function, name, "both")
+    return documented(function, name, _GATED)
 
 
 relu, gelu_tanh, gelu_erf = _unary("relu"), _unary("gelu_tanh"), _unary("gelu_erf")
@@ -63,4 +58,5 @@ def softplus(x: ArrayLike, beta: float = 1.0) -> Array:
     return _softplus(x, numbers=(float(beta),))
 
 
-leaky_relu, softplus = _documented(leaky_relu, "leaky_relu", "x"), _documented(softplus, "softplus", "x")
+for _function in (leaky_relu, softplus):
+    documented(_function, _function.__name__, _UNARY)

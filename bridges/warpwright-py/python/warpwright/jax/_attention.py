@@ -4,12 +4,10 @@ import math
 from typing import Any, Optional, Tuple
 
 import jax.numpy as jnp
-from jax import Array
 from jax.typing import ArrayLike
 
-from .. import _native
 from ._call import Fold, Operand, call
-from ._common import given
+from ._common import documented, given
 from ._differentiable import differentiable
 
 # Beside queries, keys and values, in the order of the function below.
@@ -94,11 +92,10 @@ def attention(
     return (o, lse) if return_lse else o
 
 
-_doc = getattr(_native.attention, "__doc__").split(" dropout_p: the probability")[0]
-_rest = "Packed sequences:" + getattr(_native.attention, "__doc__").split("Packed sequences:")[1].split("`out` is a pair")[0].rstrip()
-attention.__doc__ = f"""{_doc}
-
-{_rest}
-
-Here the result is o alone, or (o, lse) with return_lse, of which lse has no gradient. The layout is that of `jax.nn.dot_product_attention`.
-Numbers that lead outside are cut, on the host too. Differentiable in q, k, v, bias and sinks, without block_table."""
+documented(
+    attention,
+    "attention",
+    """Here the result is o alone, or (o, lse) with return_lse, of which lse has no gradient. There is no dropout, and no number in an array is looked at on
+the host either: those that lead outside are cut. The layout is that of `jax.nn.dot_product_attention`. Differentiable in q, k, v, bias and sinks,
+without block_table. Raises `ShapeError`, `DtypeError` and `ParameterError`.""",
+)

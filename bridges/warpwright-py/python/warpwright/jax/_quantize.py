@@ -7,12 +7,12 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from .. import _native
 from .._errors import Error, renamed
 from ._call import Lead, Operand, call
-from ._common import given
+from ._common import documented, given
 from ._differentiable import differentiable
 
+_MORE = "Here the first of two elements is in the high half of a byte. There is no gradient."
 # Those of the arrays of a weight that not every format has come behind the first two.
 _FURTHER = ("zero_points", "nested_absmax", "offset")
 
@@ -29,7 +29,7 @@ def _quantizer(name: str) -> Tuple[Callable[..., Any], Callable[..., Any]]:
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         return call(f"dequantize_{name}", *operands, shape, group_size, dtype=jnp.dtype(dtype).name)
 
-    quantize = _named(lambda x, group_size=64: run(x, group_size), f"quantize_{name}")
+    quantize = documented(lambda x, group_size=64: run(x, group_size), f"quantize_{name}", _MORE)
     if name == "int4_asymmetric":
 
         def back(
@@ -42,13 +42,7 @@ def _quantizer(name: str) -> Tuple[Callable[..., Any], Callable[..., Any]]:
         def back(codes: ArrayLike, scales: ArrayLike, shape: Any, group_size: int = 64, dtype: Any = jnp.float32) -> Array:
             return run_back(codes, scales, shape, group_size, dtype)
 
-    return quantize, _named(back, f"dequantize_{name}")
-
-
-def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"{getattr(_native, name).__doc__}\n\nHere without order, out and stream, and without a gradient."
-    return function
+    return quantize, documented(back, f"dequantize_{name}", f"There is no out: shape has to be given, and dtype is float32 without it. {_MORE}")
 
 
 quantize_nf4, dequantize_nf4 = _quantizer("nf4")

@@ -6,10 +6,9 @@ import jax
 from jax import Array
 from jax.typing import ArrayLike
 
-from .. import _native
 from .._errors import ArgumentError
 from ._call import Operand, call
-from ._common import given
+from ._common import documented, given
 from ._differentiable import differentiable
 
 Weights = Sequence[Sequence[ArrayLike]]
@@ -97,7 +96,8 @@ def rnn(
 
 
 for _function in (lstm, gru, rnn):
-    _function.__doc__ = f"""{getattr(_native, _function.__name__).__doc__}
-
-Here without dropout, training, out and stream. Lengths are cut to the steps that there are, on the host too. Differentiable in everything but
-lengths."""
+    documented(
+        _function,
+        _function.__name__,
+        "Here without dropout and training. Lengths are cut to the steps that there are on the host too. Differentiable in everything but lengths.",
+    )

@@ -2,13 +2,11 @@
 
 from typing import Any, Optional
 
-import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from .. import _native
 from ._call import Fold, Operand, call
-from ._common import given
+from ._common import documented, given
 from ._differentiable import differentiable
 
 
@@ -53,6 +51,8 @@ def rotary_embedding(
     return _rotary_embedding(q, k, cos, sin, positions, **options)
 
 
-rotary_embedding.__doc__ = f"""{_native.rotary_embedding.__doc__.split("`out`")[0].rstrip(" ;")}
-
-A position that is no row of the tables is not refused. Differentiable in q and k."""
+documented(
+    rotary_embedding,
+    "rotary_embedding",
+    "Here a position without a row gives NaN on the host too. Differentiable in q and k. Raises `ShapeError`, `DtypeError` and `ParameterError`.",
+)

@@ -6,9 +6,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from .. import _native
 from ._call import Lead, call
-from ._common import from_end
+from ._common import documented, from_end
 from ._differentiable import differentiable
 
 
@@ -25,12 +24,8 @@ def _softmax(name: str) -> Callable[..., Array]:
     def function(x: ArrayLike, dim: int = -1, *, scale: float = 1.0) -> Array:
         return operation(x, axis=from_end(dim, jnp.ndim(x)), scale=float(scale))
 
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = (
-        f"{getattr(_native, name).__doc__.split('`out`')[0].rstrip(' ;')}.\n\nAs `jax.nn.{name}` of `scale * x` with axis `dim`. Differentiable in x."
-        " Raises `DtypeError` and `ParameterError`."
-    )
-    return function
+    more = f"As `jax.nn.{name}` of `scale * x` with axis `dim`. Differentiable in x. Raises `DtypeError` and `ParameterError`."
+    return documented(function, name, more)
 
 
 softmax, log_softmax = _softmax("softmax"), _softmax("log_softmax")
