@@ -39,7 +39,7 @@ pub enum Command {
     /// Quantize the 2-D weights of a safetensors checkpoint to 4 bits.
     #[command(alias = "quantise", after_help = QUANTIZE_EXAMPLES)]
     Quantize(QuantizeArgs),
-    /// Turn a 4-bit checkpoint back into floating-point weights.
+    /// Turn a quantized checkpoint back into floating-point weights.
     #[command(alias = "dequantise", after_help = DEQUANTIZE_EXAMPLES)]
     Dequantize(DequantizeArgs),
     /// Show the tensors of a checkpoint and how they are quantized.
@@ -277,10 +277,19 @@ pub struct QuantizeArgs {
 }
 
 const DEQUANTIZE_EXAMPLES: &str =
-    "Reads what `quantize` writes and what bitsandbytes saves. Weights get back their name, shape and type.
+    "Reads what `quantize` writes, what bitsandbytes saves, and
+  gptq        qweight, qzeros, scales, g_idx: 2, 3, 4 and 8 bits, formats 1 and 2, act-order
+  awq         the same keys in AutoAWQ's gemm layout
+  compressed-tensors  pack-quantized, int-quantized, float-quantized, nvfp4-, mxfp4-pack-quantized, mxfp8-quantized
+  fp8         weight with weight_scale or weight_scale_inv: one, for each row, or for each block
+  modelopt    NVFP4: weight, weight_scale, weight_scale_2
+  gpt-oss     MXFP4 experts: _blocks, _scales
+Keys, types and shapes say which; where the quantization_config of config.json says otherwise, that is an error.
+Weights get back their name, shape and type; that of 16-bit scales, or bf16, if nothing names one.
 
-Example:
-  warpwright dequantize demo-nf4.safetensors -o demo-back.safetensors --dtype f32";
+Examples:
+  warpwright dequantize demo-nf4.safetensors -o demo-back.safetensors --dtype f32
+  warpwright dequantize model-gptq/ -o model/";
 
 /// `dequantize`
 #[derive(Debug, Args)]

@@ -224,6 +224,48 @@ pub enum Defect {
         /// The part that does not fit.
         message: String,
     },
+    /// A part of a quantized weight has another type or shape than the others ask for.
+    #[error("quantized weight: {} is {dtype} {shape:?}, expected {expected}", Quoted(key))]
+    PartShape {
+        /// The key.
+        key: String,
+        /// Its type.
+        dtype: StoredType,
+        /// Its shape.
+        shape: Vec<u64>,
+        /// What the others ask for.
+        expected: String,
+    },
+    /// The configuration says otherwise than the tensors.
+    #[error(
+        "quantized weight: the configuration declares {}, the tensors have {}",
+        Quoted(declared),
+        Quoted(found)
+    )]
+    Declared {
+        /// In the configuration.
+        declared: String,
+        /// In the file.
+        found: String,
+    },
+    /// A column is in a group that there is not.
+    #[error("quantized weight: {} puts column {column} into group {group} of {groups}", Quoted(key))]
+    GroupIndex {
+        /// The key.
+        key: String,
+        /// The column.
+        column: u64,
+        /// The group that it is said to be in.
+        group: i64,
+        /// How many there are.
+        groups: u64,
+    },
+    /// The configuration beside the checkpoint is not what it should be.
+    #[error("quantization: {}", Quoted(message))]
+    Config {
+        /// The defect.
+        message: String,
+    },
     /// A part of a quantized weight is missing.
     #[error("quantized weight: {} is missing", Quoted(key))]
     MissingPart {
@@ -283,7 +325,10 @@ impl Defect {
             Self::NonFinite { .. } => {
                 "repair the weight, or copy it through unquantized with --skip NAME".to_owned()
             }
-            Self::Scheme { .. } | Self::MissingPart { .. } => {
+            Self::Config { .. } | Self::Declared { .. } => {
+                "the configuration belongs to another checkpoint, or is damaged: fetch both again".to_owned()
+            }
+            Self::Scheme { .. } | Self::MissingPart { .. } | Self::PartShape { .. } | Self::GroupIndex { .. } => {
                 "the checkpoint was not written completely, or by another convention: `warpwright inspect` shows its tensors"
                     .to_owned()
             }

@@ -7,6 +7,7 @@ pub mod atomic;
 pub mod error;
 pub mod quantized;
 pub mod safetensors;
+pub mod schemes;
 pub mod sharded;
 pub mod stored;
 pub mod writer;

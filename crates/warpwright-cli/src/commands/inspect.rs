@@ -3,13 +3,15 @@
 use std::collections::{BTreeMap, HashMap};
 
 use serde_json::{Value, json};
+use warpwright_ptx::DType;
 
 use super::printable;
 use crate::args::InspectArgs;
 use crate::checkpoint::error::Quoted;
 use crate::checkpoint::quantized::{QuantizedWeight, find_quantized};
+use crate::checkpoint::schemes::{PackedWeight, find_packed};
 use crate::checkpoint::sharded::shard_name;
-use crate::checkpoint::{Checkpoint, Located, StoredType};
+use crate::checkpoint::{Checkpoint, Located};
 use crate::console::Console;
 use crate::error::{Error, Outcome};
 use crate::table::Align;
@@ -22,12 +24,24 @@ use crate::units::{human_bytes, shape_text};
 pub fn run(args: &InspectArgs, console: &mut Console) -> Result<Outcome, Error> {
     let checkpoint = Checkpoint::open(&args.file)?;
     let weights = find_quantized(&checkpoint)?;
-    let schemes = foreign_schemes(&checkpoint);
+    // Who looks for what is wrong with a checkpoint wants to see its tensors, too.
+    let (packed, defect) = match find_packed(&checkpoint) {
+        Ok(packed) => (packed, None),
+        Err(defect) => (Vec::new(), Some(defect)),
+    };
+    let notes = notes(&weights, &packed);
+    let outcome = match &defect {
+        None => Outcome::Clean,
+        Some(defect) => {
+            console.error(defect, defect.help().as_deref());
+            Outcome::Findings
+        }
+    };
     if args.json.json {
-        console.json(&as_json(args, &checkpoint, &weights, &schemes))?;
-        return Ok(Outcome::Clean);
+        let defect = defect.map(|defect| defect.to_string());
+        console.json(&as_json(args, &checkpoint, &notes, defect))?;
+        return Ok(outcome);
     }
-    let by_name: HashMap<&str, &QuantizedWeight> = weights.iter().map(|w| (w.name.as_str(), w)).collect();
     let columns = [
         ("tensor", Align::Left),
         ("dtype", Align::Left),
@@ -39,8 +53,8 @@ pub fn run(args: &InspectArgs, console: &mut Console) -> Result<Outcome, Error> 
     let mut bytes = 0;
     for Located { tensor, .. } in checkpoint.tensors() {
         bytes += tensor.bytes();
-        let note = by_name.get(tensor.name.as_str()).map_or_else(String::new, |weight| {
-            format!("{} of {} {}", weight.scheme.describe(), weight.dtype, shape_text(weight.scheme.shape()))
+        let note = notes.get(tensor.name.as_str()).map_or_else(String::new, |note| {
+            format!("{} of {} {}", note.description, note.dtype, shape_text(&note.shape))
         });
         let row = [
             printable(&tensor.name),
@@ -60,20 +74,55 @@ pub fn run(args: &InspectArgs, console: &mut Console) -> Result<Outcome, Error> 
     for (key, value) in checkpoint.shards().iter().flat_map(|shard| &shard.header().metadata) {
         console.line(format_args!("metadata {} = {}", Quoted(key), Quoted(value)))?;
     }
-    for line in summary(&weights, &schemes) {
+    for line in summary(&notes) {
         console.line(format_args!("scheme: {line}"))?;
     }
-    Ok(Outcome::Clean)
+    Ok(outcome)
+}
+
+/// What is said about the tensor that holds the codes of a weight.
+struct Note {
+    scheme: &'static str,
+    description: String,
+    /// The weight's key, shape and type once it is restored.
+    name: String,
+    shape: Vec<u64>,
+    dtype: DType,
+    group_size: u64,
+}
+
+/// The notes, by the key of the codes.
+fn notes<'a>(weights: &'a [QuantizedWeight], packed: &'a [PackedWeight]) -> HashMap<&'a str, Note> {
+    let own = weights.iter().map(|weight| {
+        let note = Note {
+            scheme: weight.scheme.name(),
+            description: weight.scheme.describe(),
+            name: weight.name.clone(),
+            shape: weight.scheme.shape().to_vec(),
+            dtype: weight.dtype,
+            group_size: weight.scheme.group_size(),
+        };
+        (weight.name.as_str(), note)
+    });
+    let packed = packed.iter().map(|weight| {
+        let note = Note {
+            scheme: weight.tool.name(),
+            description: weight.describe(),
+            name: weight.name.clone(),
+            shape: weight.shape(),
+            dtype: weight.dtype,
+            group_size: weight.group_size,
+        };
+        (weight.codes.key.as_str(), note)
+    });
+    own.chain(packed).collect()
 }
 
 /// One line per scheme, or one that says there is none.
-fn summary(weights: &[QuantizedWeight], foreign: &BTreeMap<&'static str, usize>) -> Vec<String> {
-    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
-    for weight in weights {
-        *counts.entry(weight.scheme.describe()).or_default() += 1;
-    }
-    for (name, count) in foreign {
-        *counts.entry((*name).to_owned()).or_default() += count;
+fn summary(notes: &HashMap<&str, Note>) -> Vec<String> {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for note in notes.values() {
+        *counts.entry(&note.description).or_default() += 1;
     }
     if counts.is_empty() {
         return vec!["none".to_owned()];
@@ -81,54 +130,26 @@ fn summary(weights: &[QuantizedWeight], foreign: &BTreeMap<&'static str, usize>)
     counts.iter().map(|(scheme, count)| format!("{scheme} ({count} weights)")).collect()
 }
 
-/// The schemes of others, told by their keys, with the number of weights in each.
-pub(super) fn foreign_schemes(checkpoint: &Checkpoint) -> BTreeMap<&'static str, usize> {
-    let mut found = BTreeMap::new();
-    for Located { tensor, .. } in checkpoint.tensors() {
-        let has = |base: &str, suffix: &str| checkpoint.get(&format!("{base}{suffix}")).is_some();
-        let scheme = if let Some(base) = tensor.name.strip_suffix(".qweight") {
-            match (has(base, ".g_idx"), has(base, ".qzeros")) {
-                (true, _) => Some("gptq"),
-                (false, true) => Some("awq"),
-                _ => None,
-            }
-        } else if let Some(base) = tensor.name.strip_suffix(".weight_packed") {
-            has(base, ".weight_scale").then_some("compressed-tensors")
-        } else if let Some(base) = tensor.name.strip_suffix(".SCB") {
-            has(base, ".weight").then_some("bnb-int8")
-        } else if matches!(tensor.dtype, StoredType::F8E4M3 | StoredType::F8E5M2) && tensor.shape.len() == 2 {
-            Some("fp8")
-        } else {
-            None
-        };
-        if let Some(scheme) = scheme {
-            *found.entry(scheme).or_default() += 1;
-        }
-    }
-    found
-}
-
 fn as_json(
     args: &InspectArgs,
     checkpoint: &Checkpoint,
-    weights: &[QuantizedWeight],
-    foreign: &BTreeMap<&'static str, usize>,
+    notes: &HashMap<&str, Note>,
+    defect: Option<String>,
 ) -> Value {
-    let by_name: HashMap<&str, &QuantizedWeight> = weights.iter().map(|w| (w.name.as_str(), w)).collect();
-    let mut names: Vec<&str> =
-        weights.iter().map(|weight| weight.scheme.name()).chain(foreign.keys().copied()).collect();
+    let mut names: Vec<&str> = notes.values().map(|note| note.scheme).collect();
     names.sort_unstable();
     names.dedup();
     let tensors: Vec<Value> = checkpoint
         .tensors()
         .map(|Located { shard, tensor }| {
-            let quantization = by_name.get(tensor.name.as_str()).map(|weight| {
+            let quantization = notes.get(tensor.name.as_str()).map(|note| {
                 json!({
-                    "scheme": weight.scheme.name(),
-                    "shape": weight.scheme.shape(),
-                    "dtype": weight.dtype.name(),
-                    "group_size": weight.scheme.group_size(),
-                    "description": weight.scheme.describe(),
+                    "scheme": note.scheme,
+                    "name": note.name,
+                    "shape": note.shape,
+                    "dtype": note.dtype.name(),
+                    "group_size": note.group_size,
+                    "description": note.description,
                 })
             });
             json!({
@@ -152,6 +173,7 @@ fn as_json(
         "files": checkpoint.shards().iter().map(shard_name).collect::<Vec<_>>(),
         "metadata": metadata,
         "schemes": names,
+        "defect": defect,
         "bytes": checkpoint.tensors().map(|at| at.tensor.bytes()).sum::<u64>(),
         "tensors": tensors,
     })

@@ -9,12 +9,12 @@ use warpwright_ptx::DType;
 use warpwright_runtime::Device;
 
 use super::demo;
-use super::inspect::foreign_schemes;
 use super::open_quiet;
 use crate::args::QuantizeArgs;
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::atomic::write_whole;
 use crate::checkpoint::quantized::find_quantized;
+use crate::checkpoint::schemes::find_packed;
 use crate::console::Console;
 use crate::convert::CHUNK;
 use crate::convert::destination::Destination;
@@ -171,7 +171,8 @@ fn note_idle_globs(args: &QuantizeArgs, checkpoint: &Checkpoint, console: &Conso
 /// The tensors of a quantized weight are no weights, although some of them look like it.
 fn refuse_quantized(input: &Path, checkpoint: &Checkpoint) -> Result<(), Error> {
     let own = find_quantized(checkpoint)?.first().map(|weight| weight.scheme.name());
-    match own.or_else(|| foreign_schemes(checkpoint).keys().next().copied()) {
+    let packed = find_packed(checkpoint)?.first().map(|weight| weight.tool.name());
+    match own.or(packed) {
         None => Ok(()),
         Some(scheme) => Err(Error::usage(
             format!("{}: is quantized already ({scheme})", Shown(input)),

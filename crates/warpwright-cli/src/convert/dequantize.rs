@@ -1,4 +1,4 @@
-//! 4-bit checkpoint in, floating-point checkpoint out.
+//! Quantized checkpoint in, floating-point checkpoint out.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
@@ -12,8 +12,10 @@ use super::config::Change;
 use super::destination::Destination;
 use super::kernels::{Groups, Kernels, Lane, Method, NestedScales, Staging};
 use super::quantize::{Observer, copy, pieces};
+use super::unpack::{Band, Unpacked};
 use super::{CHUNK, chunks, floats, pool};
 use crate::checkpoint::quantized::{QuantizedWeight, find_quantized, keys};
+use crate::checkpoint::schemes::{PackedWeight, find_packed};
 use crate::checkpoint::sharded::{INDEX, shard_name};
 use crate::checkpoint::{
     self, Checkpoint, CheckpointError, Defect, Layout, Located, Reader, Storage, StoredType, TensorInfo,
@@ -60,21 +62,17 @@ pub fn run(
     kernels: &dyn Kernels,
     observer: &dyn Observer,
 ) -> Result<Summary, Error> {
-    let weights = find_quantized(checkpoint)?;
-    if weights.is_empty() {
+    let (own, packed) = (find_quantized(checkpoint)?, find_packed(checkpoint)?);
+    if own.is_empty() && packed.is_empty() {
         return Err(Error::usage(
-            format!(
-                "{}: holds no weights that were quantized by warpwright or bitsandbytes",
-                checkpoint.folder().display()
-            ),
+            format!("{}: holds no quantized weights", checkpoint.folder().display()),
             "`warpwright inspect` shows what it holds",
         ));
     }
-    let by_name: HashMap<&str, &QuantizedWeight> = weights.iter().map(|w| (w.name.as_str(), w)).collect();
-    let parts: HashSet<String> = weights
-        .iter()
-        .flat_map(|w| w.scheme.part_suffixes().into_iter().map(move |suffix| format!("{}{suffix}", w.name)))
-        .collect();
+    let of_own = own.iter().map(|weight| (weight.name.as_str(), Found::Own(weight)));
+    let of_packed = packed.iter().map(|weight| (weight.codes.key.as_str(), Found::Packed(weight)));
+    let by_key: HashMap<&str, Found<'_>> = of_own.chain(of_packed).collect();
+    let parts: HashSet<String> = by_key.values().flat_map(Found::parts).collect();
     let mut summary = Summary::default();
     let (mut weight_map, mut total) = (BTreeMap::new(), 0);
     let mut shards = Vec::new();
@@ -84,14 +82,14 @@ pub fn run(
         if kept.is_empty() {
             continue;
         }
-        let spec = |tensor: &&TensorInfo| match by_name.get(tensor.name.as_str()) {
+        let spec = |tensor: &&TensorInfo| match by_key.get(tensor.name.as_str()) {
             None => {
                 TensorSpec { name: tensor.name.clone(), dtype: tensor.dtype, shape: tensor.shape.clone() }
             }
             Some(weight) => {
-                let stored = StoredType::from_float(dtype.unwrap_or(weight.dtype)).unwrap_or(StoredType::F32);
-                let shape = weight.scheme.shape().to_vec();
-                TensorSpec { name: weight.name.clone(), dtype: stored, shape }
+                let dtype = dtype.unwrap_or(weight.dtype());
+                let stored = StoredType::from_float(dtype).unwrap_or(StoredType::F32);
+                TensorSpec { name: weight.name().to_owned(), dtype: stored, shape: weight.shape() }
             }
         };
         let specs: Vec<_> = kept.iter().map(spec).collect();
@@ -100,13 +98,13 @@ pub fn run(
         weight_map.extend(specs.iter().map(|spec| (spec.name.clone(), name.clone())));
         let writer = output.shard(&name, layout)?;
         for (at, tensor) in kept.iter().enumerate() {
-            match by_name.get(tensor.name.as_str()) {
+            match by_key.get(tensor.name.as_str()) {
                 None => summary.copied += 1,
                 Some(weight) => summary.weights.push(Restored {
-                    name: weight.name.clone(),
-                    shape: weight.scheme.shape().to_vec(),
-                    scheme: weight.scheme.describe(),
-                    dtype: dtype.unwrap_or(weight.dtype),
+                    name: weight.name().to_owned(),
+                    shape: weight.shape(),
+                    scheme: weight.describe(),
+                    dtype: dtype.unwrap_or(weight.dtype()),
                     bytes: writer.layout().tensor_bytes(at),
                 }),
             }
@@ -116,17 +114,20 @@ pub fn run(
     let mut tasks = Vec::new();
     for (shard, kept, writer) in &shards {
         for (at, tensor) in kept.iter().enumerate() {
-            match by_name.get(tensor.name.as_str()) {
+            match by_key.get(tensor.name.as_str()) {
                 None => tasks
                     .extend(pieces(tensor.bytes()).map(|range| Task::Copy(shard, tensor, range, writer, at))),
-                Some(weight) => {
-                    let dtype = dtype.unwrap_or(weight.dtype);
-                    tasks.push(Task::Prepare(Target {
-                        parts: Parts { checkpoint, weight },
-                        dtype,
-                        writer,
-                        at,
-                    }));
+                Some(found) => {
+                    let dtype = dtype.unwrap_or(found.dtype());
+                    tasks.push(match found {
+                        Found::Own(weight) => {
+                            let parts = Parts { checkpoint, weight };
+                            Task::Prepare(Target { parts, dtype, writer, at })
+                        }
+                        Found::Packed(weight) => {
+                            Task::Open(checkpoint, Unpacked { weight, dtype, writer, at })
+                        }
+                    });
                 }
             }
         }
@@ -145,6 +146,56 @@ pub fn run(
     }
     output.commit()?;
     Ok(summary)
+}
+
+/// A quantized weight of the input.
+#[derive(Clone, Copy)]
+enum Found<'a> {
+    /// Of bitsandbytes or in a layout of our own, which the kernels decode.
+    Own(&'a QuantizedWeight),
+    /// Of another tool.
+    Packed(&'a PackedWeight),
+}
+
+impl<'a> Found<'a> {
+    fn name(&self) -> &'a str {
+        match self {
+            Self::Own(weight) => &weight.name,
+            Self::Packed(weight) => &weight.name,
+        }
+    }
+
+    fn shape(&self) -> Vec<u64> {
+        match self {
+            Self::Own(weight) => weight.scheme.shape().to_vec(),
+            Self::Packed(weight) => weight.shape(),
+        }
+    }
+
+    fn describe(&self) -> String {
+        match self {
+            Self::Own(weight) => weight.scheme.describe(),
+            Self::Packed(weight) => weight.describe(),
+        }
+    }
+
+    const fn dtype(&self) -> DType {
+        match self {
+            Self::Own(weight) => weight.dtype,
+            Self::Packed(weight) => weight.dtype,
+        }
+    }
+
+    /// The tensors that go with it.
+    fn parts(&self) -> Vec<String> {
+        match self {
+            Self::Own(weight) => {
+                let suffixes = weight.scheme.part_suffixes();
+                suffixes.into_iter().map(|suffix| format!("{}{suffix}", weight.name)).collect()
+            }
+            Self::Packed(weight) => weight.parts().cloned().collect(),
+        }
+    }
 }
 
 /// A weight, and the tensor of the output that it becomes.
@@ -179,6 +230,10 @@ enum Task<'t, S> {
     Prepare(Target<'t, S>),
     /// Restores a chunk of a weight.
     Restore(Target<'t, S>, Arc<Known>, Range<u64>),
+    /// Reads what all rows of a packed weight need.
+    Open(&'t Checkpoint, Unpacked<'t, S>),
+    /// Restores rows of a packed weight.
+    Unpack(Unpacked<'t, S>, Band<'t>),
 }
 
 /// A thread's part of the device and its memory.
@@ -215,6 +270,16 @@ fn work<'t, S: Storage>(
         Task::Restore(target, known, range) => {
             restore(&target, &known, &range, lane, &mut worker.codes, &mut worker.values)?;
             observer.advance((range.end - range.start).div_ceil(2));
+            Ok(Vec::new())
+        }
+        Task::Open(checkpoint, target) => {
+            observer.begin(&target.weight.name);
+            let bands = target.begin(checkpoint)?;
+            Ok(bands.into_iter().map(|band| Task::Unpack(target, band)).collect())
+        }
+        Task::Unpack(target, band) => {
+            target.restore(&band)?;
+            observer.advance(band.bytes());
             Ok(Vec::new())
         }
     }

@@ -14,6 +14,7 @@ pub mod measure;
 mod parts;
 pub mod pool;
 pub mod quantize;
+mod unpack;
 pub mod verify;
 
 /// Elements of a chunk, unless a single group is larger.

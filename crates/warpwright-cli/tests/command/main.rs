@@ -5,6 +5,7 @@ mod checkpoints;
 mod commands;
 mod common;
 mod costs;
+mod formats;
 mod outputs;
 mod paths;
 mod signals;

@@ -190,7 +190,7 @@ fn names_do_nothing_to_a_terminal() {
         }
         let said = format!("{}{}", ran.out, ran.err);
         // `inspect` names no file, and what holds no quantized weights is the folder.
-        let nameless = args[0] == "inspect" || said.contains("holds no weights");
+        let nameless = args[0] == "inspect" || said.contains("holds no quantized weights");
         assert!(said.contains("\\u{1b}[2J") || nameless, "{args:?}: {said}");
     }
 }

@@ -1,0 +1,46 @@
+//! AWQ, as AutoAWQ's `gemm` stores it: words of eight neighbours along N, in the order 0, 2, 4, 6, 1, 3, 5, 7.
+
+use super::gptq::{SCALES, scale_code};
+use super::parts::Parts;
+use super::{Code, Codes, Global, PackedWeight, Packing, Scales, Tool, Zero};
+use crate::checkpoint::error::CheckpointError;
+use crate::checkpoint::stored::StoredType;
+
+/// Codes of a word.
+pub(super) const PER_WORD: u64 = 8;
+
+pub(super) fn read(parts: &Parts<'_>) -> Result<PackedWeight, CheckpointError> {
+    let declared = parts.declared()?;
+    if let Some(version) = declared.text("version").filter(|version| !version.eq_ignore_ascii_case("gemm")) {
+        return Err(parts.unsupported(format!("the AWQ version {version:?} is not read: only gemm")));
+    }
+    if let Some(bits) = declared.bits()?.filter(|bits| *bits != 4) {
+        return Err(parts.unsupported(format!("AWQ with {bits} bits is not read: only 4")));
+    }
+    let words = parts.typed(".qweight", &[StoredType::I32], 2)?;
+    let scales = parts.typed(".scales", &SCALES, 2)?;
+    let (columns, groups, rows) = (words[0], scales[0], scales[1]);
+    parts.expect(".qzeros", &[StoredType::I32], &[groups, words[1]])?;
+    Ok(PackedWeight {
+        name: parts.key(".weight"),
+        tool: Tool::Awq,
+        matrices: 1,
+        rows,
+        columns,
+        transposed: false,
+        dtype: parts.dtype(Some(parts.need(".scales")?.tensor.dtype))?,
+        codes: Codes { key: parts.key(".qweight"), code: Code::Unsigned(4), packing: Packing::Interleaved },
+        scales: Scales {
+            key: Some(parts.key(".scales")),
+            code: scale_code(parts)?,
+            groups_first: true,
+            rows: 1,
+            groups,
+            global: Global::None,
+        },
+        zero: Zero::Awq(parts.key(".qzeros")),
+        group_size: parts.group_size(columns, groups)?,
+        group_index: None,
+        companions: Vec::new(),
+    })
+}

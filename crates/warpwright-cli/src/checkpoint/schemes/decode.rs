@@ -1,0 +1,271 @@
+//! From the tensors of a packed weight to its numbers: the difference of code and zero point, exact, times the scale, rounded once
+//! to f32.
+
+use std::ops::Range;
+
+use warpwright_ptx::DType;
+use warpwright_ptx::float8::e4m3_value;
+
+use super::packing::{e8m0_value, f16_value, unpack_stream};
+use super::{Global, PackedWeight, ScaleCode, Zero};
+use crate::checkpoint::error::{CheckpointError, Defect};
+use crate::checkpoint::sharded::{Checkpoint, Located};
+use crate::checkpoint::stored::StoredType;
+
+/// A packed weight with its scales, zero points and groups in memory.
+#[derive(Debug)]
+pub struct Decoder<'a> {
+    checkpoint: &'a Checkpoint,
+    weight: &'a PackedWeight,
+    columns: usize,
+    /// All codes, where those of a row do not lie together.
+    whole: Option<Vec<u8>>,
+    /// The group of each column.
+    group_of: Vec<u32>,
+    groups: usize,
+    /// Rows of scales, each of `groups`.
+    scales: Vec<f32>,
+    /// As the scales; empty where it is the same everywhere.
+    zeros: Vec<f32>,
+    fixed: f32,
+    values: [f32; 256],
+}
+
+impl<'a> Decoder<'a> {
+    /// Reads all of a weight but its codes, and those too if they must be read as a whole.
+    ///
+    /// # Errors
+    /// A tensor cannot be read or held, or a column is in a group that there is not.
+    pub fn open(checkpoint: &'a Checkpoint, weight: &'a PackedWeight) -> Result<Self, CheckpointError> {
+        let fail = |defect| CheckpointError::tensor(checkpoint.folder(), &weight.name, defect);
+        let size = |n: u64| usize::try_from(n).map_err(|_| fail(out_of_memory()));
+        let (columns, groups) = (size(weight.columns)?, size(weight.scales.groups)?);
+        let source = Source { checkpoint, weight };
+        let in_rows = weight.codes.packing.row_bytes(columns, weight.codes.code.bits()).is_some();
+        let whole = if in_rows { None } else { Some(source.read(&weight.codes.key)?) };
+        let group_of = match &weight.group_index {
+            None => (0..weight.columns).map(|k| (k / weight.group_size) as u32).collect(),
+            Some(key) => source.group_index(key)?,
+        };
+        let scales = source.scales()?;
+        let zeros = source.zeros()?;
+        let fixed = if let Zero::Fixed(zero) = weight.zero { f32::from(zero) } else { 0.0 };
+        let values = weight.codes.code.values();
+        Ok(Self { checkpoint, weight, columns, whole, group_of, groups, scales, zeros, fixed, values })
+    }
+
+    /// The weight.
+    pub const fn weight(&self) -> &'a PackedWeight {
+        self.weight
+    }
+
+    /// The codes of some rows of all matrices, one a byte.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub fn codes(&self, rows: Range<u64>) -> Result<Vec<u8>, CheckpointError> {
+        let weight = self.weight;
+        let (packing, bits) = (weight.codes.packing, weight.codes.code.bits());
+        let fail = || CheckpointError::tensor(self.checkpoint.folder(), &weight.name, out_of_memory());
+        let size = |n: u64| usize::try_from(n).map_err(|_| fail());
+        let (count, first, all) = (size(rows.end - rows.start)?, size(rows.start)?, size(weight.rows)?);
+        let mut codes = vec![0; count.checked_mul(self.columns).ok_or_else(fail)?];
+        if self.columns == 0 {
+            return Ok(codes);
+        }
+        let mut unpack = |bytes: &[u8], rows: usize, first: usize| {
+            for (row, codes) in codes.chunks_exact_mut(self.columns).enumerate() {
+                packing.unpack(bytes, rows, first + row, bits, codes);
+            }
+        };
+        match (&self.whole, packing.row_bytes(self.columns, bits)) {
+            (Some(whole), _) => unpack(whole, all, first),
+            (None, row_bytes) => {
+                let row_bytes = row_bytes.unwrap_or(0);
+                let at = Source { checkpoint: self.checkpoint, weight }.locate(&weight.codes.key)?;
+                let mut bytes = vec![0; count.checked_mul(row_bytes).ok_or_else(fail)?];
+                at.shard.read_at(at.tensor, rows.start * row_bytes as u64, &mut bytes)?;
+                unpack(&bytes, count, 0);
+            }
+        }
+        Ok(codes)
+    }
+
+    /// The numbers of some rows of all matrices.
+    ///
+    /// # Errors
+    /// The codes cannot be read.
+    pub fn rows(&self, rows: Range<u64>) -> Result<Vec<f32>, CheckpointError> {
+        let codes = self.codes(rows.clone())?;
+        let mut out = Vec::with_capacity(codes.len());
+        if self.columns == 0 {
+            return Ok(out);
+        }
+        for (row, codes) in (rows.start..).zip(codes.chunks_exact(self.columns)) {
+            let (scales, zeros) = self.of_row(row);
+            let pairs = codes.iter().zip(&self.group_of);
+            if zeros.is_empty() {
+                out.extend(pairs.map(|(code, group)| {
+                    (self.values[usize::from(*code)] - self.fixed) * scales[*group as usize]
+                }));
+            } else {
+                out.extend(pairs.map(|(code, group)| {
+                    let group = *group as usize;
+                    (self.values[usize::from(*code)] - zeros[group]) * scales[group]
+                }));
+            }
+        }
+        Ok(out)
+    }
+
+    /// Scales and zero points of a row, by group; no zero points if they are the same everywhere.
+    pub fn of_row(&self, row: u64) -> (&[f32], &[f32]) {
+        let start = (row / self.weight.scales.rows) as usize * self.groups;
+        let range = start..start + self.groups;
+        (&self.scales[range.clone()], self.zeros.get(range).unwrap_or_default())
+    }
+}
+
+fn out_of_memory() -> Defect {
+    Defect::Io { action: "hold the weight", source: std::io::ErrorKind::OutOfMemory.into() }
+}
+
+/// The tensors of a weight.
+#[derive(Clone, Copy)]
+struct Source<'a> {
+    checkpoint: &'a Checkpoint,
+    weight: &'a PackedWeight,
+}
+
+impl<'a> Source<'a> {
+    fn locate(&self, key: &str) -> Result<Located<'a>, CheckpointError> {
+        self.checkpoint.get(key).ok_or_else(|| self.fail(Defect::MissingPart { key: key.to_owned() }))
+    }
+
+    fn read(&self, key: &str) -> Result<Vec<u8>, CheckpointError> {
+        let at = self.locate(key)?;
+        at.shard.read(at.tensor)
+    }
+
+    fn fail(&self, defect: Defect) -> CheckpointError {
+        CheckpointError::tensor(self.checkpoint.folder(), &self.weight.name, defect)
+    }
+
+    /// The group of each column. compressed-tensors writes -1 everywhere while nothing is assigned.
+    fn group_index(&self, key: &str) -> Result<Vec<u32>, CheckpointError> {
+        let at = self.locate(key)?;
+        let bytes = at.shard.read(at.tensor)?;
+        let index: Vec<i64> = match at.tensor.dtype {
+            StoredType::I64 => bytes.as_chunks::<8>().0.iter().map(|b| i64::from_le_bytes(*b)).collect(),
+            _ => bytes.as_chunks::<4>().0.iter().map(|b| i32::from_le_bytes(*b).into()).collect(),
+        };
+        if index.iter().all(|group| *group == -1) {
+            return Ok((0..self.weight.columns).map(|k| (k / self.weight.group_size) as u32).collect());
+        }
+        let groups = self.weight.scales.groups;
+        let inside = |(column, group): (usize, &i64)| match u32::try_from(*group) {
+            Ok(inside) if u64::from(inside) < groups => Ok(inside),
+            _ => {
+                let (key, column, group) = (key.to_owned(), column as u64, *group);
+                Err(self.fail(Defect::GroupIndex { key, column, group, groups }))
+            }
+        };
+        index.iter().enumerate().map(inside).collect()
+    }
+
+    /// The scales in effect, by rows of scales and by groups.
+    fn scales(&self) -> Result<Vec<f32>, CheckpointError> {
+        let scales = &self.weight.scales;
+        let Some(key) = &scales.key else { return Ok(vec![1.0]) };
+        let bytes = self.read(key)?;
+        let mut numbers: Vec<f32> = match scales.code {
+            ScaleCode::E8m0 => bytes.iter().map(|byte| e8m0_value(*byte)).collect(),
+            // 8-bit floats are f32 numbers.
+            ScaleCode::E4m3 => bytes.iter().map(|byte| e4m3_value(*byte) as f32).collect(),
+            ScaleCode::Float(DType::F16) => bytes.as_chunks().0.iter().map(|b| f16_value(*b)).collect(),
+            ScaleCode::Float(DType::BF16) => {
+                let widen = |b: &[u8; 2]| f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16);
+                bytes.as_chunks().0.iter().map(widen).collect()
+            }
+            ScaleCode::Float(_) => bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+        };
+        match &scales.global {
+            Global::None => {}
+            Global::Constant(divisor) => numbers.iter_mut().for_each(|scale| *scale /= *divisor as f32),
+            Global::Factor(key) => {
+                let factor = self.number(key)?;
+                numbers.iter_mut().for_each(|scale| *scale *= factor);
+            }
+            Global::Divisor(key) => {
+                let divisor = self.number(key)?;
+                numbers.iter_mut().for_each(|scale| *scale /= divisor);
+            }
+        }
+        Ok(if scales.groups_first { self.rows_first(&numbers) } else { numbers })
+    }
+
+    fn number(&self, key: &str) -> Result<f32, CheckpointError> {
+        let bytes = self.read(key)?;
+        Ok(bytes.first_chunk().map_or(f32::NAN, |bytes| f32::from_le_bytes(*bytes)))
+    }
+
+    /// From \[G, N\] to \[N, G\].
+    fn rows_first<T: Copy>(&self, numbers: &[T]) -> Vec<T> {
+        let rows = self.weight.rows as usize;
+        let groups = self.weight.scales.groups as usize;
+        (0..rows * groups).map(|at| numbers[at % groups * rows + at / groups]).collect()
+    }
+
+    /// The zero points, by rows and by groups; none if they are the same everywhere.
+    fn zeros(&self) -> Result<Vec<f32>, CheckpointError> {
+        // Sizes were compared with those of tensors that are in memory by now.
+        let (rows, groups) = (self.weight.rows as usize, self.weight.scales.groups as usize);
+        let bits = self.weight.codes.code.bits();
+        let numbers = |codes: Vec<u8>| codes.into_iter().map(f32::from).collect();
+        let word = |bytes: &[u8], at: usize| {
+            bytes.as_chunks::<4>().0.get(at).map_or(0, |word| u32::from_le_bytes(*word))
+        };
+        Ok(match &self.weight.zero {
+            Zero::Fixed(_) => Vec::new(),
+            Zero::Int8(key) => self.read(key)?.iter().map(|byte| f32::from(byte.cast_signed())).collect(),
+            Zero::Gptq { key, less_one, symmetric } => {
+                let bytes = self.read(key)?;
+                let mut codes = vec![0; rows * groups];
+                if rows > 0 {
+                    let width = (rows * bits as usize).div_ceil(32);
+                    for (group, codes) in codes.chunks_exact_mut(rows).enumerate() {
+                        unpack_stream(|at| word(&bytes, group * width + at), bits, codes);
+                    }
+                }
+                let middle = 1u8 << (bits - 1);
+                let add = u8::from(*less_one && !(*symmetric && codes.iter().all(|code| *code == middle)));
+                let mask = ((1u16 << bits) - 1) as u8;
+                codes.iter_mut().for_each(|code| *code = code.wrapping_add(add) & mask);
+                numbers(self.rows_first(&codes))
+            }
+            Zero::Awq(key) => {
+                let bytes = self.read(key)?;
+                let mut codes = vec![0; rows * groups];
+                if groups > 0 {
+                    for (row, codes) in codes.chunks_exact_mut(groups).enumerate() {
+                        super::Packing::Interleaved.unpack(&bytes, rows, row, bits, codes);
+                    }
+                }
+                numbers(codes)
+            }
+            Zero::Packed(key) => {
+                let bytes = self.read(key)?;
+                let mut codes = vec![0; rows * groups];
+                if groups > 0 {
+                    // Words of [.., G] along N: as codes along K of a matrix [G, N].
+                    let mut by_group = vec![0; rows];
+                    for group in 0..groups {
+                        super::Packing::Down.unpack(&bytes, groups, group, bits, &mut by_group);
+                        by_group.iter().enumerate().for_each(|(n, code)| codes[n * groups + group] = *code);
+                    }
+                }
+                numbers(codes)
+            }
+        })
+    }
+}

@@ -1,0 +1,120 @@
+//! Weights that keep their name: 8-bit floats and integers with scales, and the 4-bit floats of ModelOpt.
+
+use super::compressed::ACTIVATIONS;
+use super::parts::Parts;
+use super::{Code, Codes, Global, PackedWeight, Packing, ScaleCode, Scales, Tool, Zero, float4};
+use crate::checkpoint::error::CheckpointError;
+use crate::checkpoint::stored::StoredType;
+use warpwright_ptx::DType;
+
+/// The keys under which scales of 8-bit floats stand. `weight_scale_inv` is a factor too, in spite of its name.
+const SCALES: [&str; 3] = [".weight_scale_inv", ".weight_scale", ".scale"];
+
+pub(super) fn or_modelopt(parts: &Parts<'_>) -> Result<Option<PackedWeight>, CheckpointError> {
+    let tensor = parts.at.tensor;
+    if tensor.shape.len() != 2 {
+        return Ok(None);
+    }
+    match tensor.dtype {
+        StoredType::U8 => float4::modelopt(parts),
+        StoredType::F8E4M3 => floats(parts, Code::E4m3).map(Some),
+        StoredType::F8E5M2 => floats(parts, Code::E5m2).map(Some),
+        StoredType::I8 => integers(parts),
+        _ => Ok(None),
+    }
+}
+
+fn floats(parts: &Parts<'_>, code: Code) -> Result<PackedWeight, CheckpointError> {
+    let shape = parts.typed(".weight", &[parts.at.tensor.dtype], 2)?;
+    let [rows, columns] = [shape[0], shape[1]];
+    let method = parts.declared()?.method();
+    let compressed = method.as_deref() == Some("compressed-tensors");
+    let (scales, group_size) = match SCALES.into_iter().find(|suffix| parts.has(suffix)) {
+        Some(suffix) => parts.scales_by_shape(suffix, [rows, columns])?,
+        // A plain cast, unless the configuration speaks of scales.
+        None if method.is_none() => (unscaled(rows), columns.max(1)),
+        None => return Err(parts.misfit(".weight_scale", String::new())),
+    };
+    let tool = match (compressed, scales.code) {
+        (_, ScaleCode::E8m0) if scales.rows == 1 && scales.groups > 1 => Tool::Mxfp8,
+        (true, _) => Tool::FloatQuantized,
+        (false, _) => Tool::Fp8,
+    };
+    weight(parts, tool, code, scales, Zero::Fixed(0), group_size)
+}
+
+const fn unscaled(rows: u64) -> Scales {
+    let code = ScaleCode::Float(DType::F32);
+    Scales {
+        key: None,
+        code,
+        groups_first: false,
+        rows: if rows == 0 { 1 } else { rows },
+        groups: 1,
+        global: Global::None,
+    }
+}
+
+fn integers(parts: &Parts<'_>) -> Result<Option<PackedWeight>, CheckpointError> {
+    let shape = parts.typed(".weight", &[StoredType::I8], 2)?;
+    let [rows, columns] = [shape[0], shape[1]];
+    if parts.has(".SCB") {
+        parts.expect(".SCB", &[StoredType::F32], &[rows])?;
+        let (mut scales, group_size) = parts.scales_by_shape(".SCB", [rows, columns])?;
+        scales.global = Global::Constant(127);
+        let mut weight = weight(parts, Tool::BnbInt8, Code::Int8, scales, Zero::Fixed(0), group_size)?;
+        weight.companions.extend(parts.present(&[".weight_format"]));
+        return Ok(Some(weight));
+    }
+    if !parts.has(".weight_scale") {
+        let declared = parts.declared()?.method();
+        return if declared.as_deref() == Some("compressed-tensors") {
+            Err(parts.misfit(".weight_scale", String::new()))
+        } else {
+            Ok(None)
+        };
+    }
+    let (scales, group_size) = parts.scales_by_shape(".weight_scale", [rows, columns])?;
+    if scales.code == ScaleCode::E8m0 {
+        return Err(parts.misfit(".weight_scale", "F32, F16 or BF16".to_owned()));
+    }
+    let zero = match parts.get(".weight_zero_point") {
+        None => Zero::Fixed(0),
+        Some(_) => {
+            let shape = &parts.need(".weight_scale")?.tensor.shape;
+            parts.expect(".weight_zero_point", &[StoredType::I8], shape)?;
+            Zero::Int8(parts.key(".weight_zero_point"))
+        }
+    };
+    weight(parts, Tool::IntQuantized, Code::Int8, scales, zero, group_size).map(Some)
+}
+
+fn weight(
+    parts: &Parts<'_>,
+    tool: Tool,
+    code: Code,
+    scales: Scales,
+    zero: Zero,
+    group_size: u64,
+) -> Result<PackedWeight, CheckpointError> {
+    let shape = &parts.at.tensor.shape;
+    let of_scales = scales.key.as_ref().and_then(|_| match scales.code {
+        ScaleCode::Float(dtype) => StoredType::from_float(dtype),
+        _ => None,
+    });
+    Ok(PackedWeight {
+        name: parts.key(".weight"),
+        tool,
+        matrices: 1,
+        rows: shape[0],
+        columns: shape[1],
+        transposed: false,
+        dtype: parts.dtype(of_scales)?,
+        codes: Codes { key: parts.key(".weight"), code, packing: Packing::Bytes },
+        scales,
+        zero,
+        group_size,
+        group_index: None,
+        companions: parts.present(&ACTIVATIONS),
+    })
+}
