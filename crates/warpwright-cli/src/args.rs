@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::PossibleValue;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use warpwright_emu::Completion;
 use warpwright_ops::catalogue::FloatDType;
@@ -36,12 +37,15 @@ pub enum Command {
     /// Hold primitives against their f64 references, with the sanitizers on in the emulator.
     #[command(after_help = CHECK_EXAMPLES)]
     Check(CheckArgs),
-    /// Quantize the 2-D weights of a safetensors checkpoint to 4 bits.
+    /// Quantize the 2-D weights of a safetensors checkpoint to 4 or 8 bits.
     #[command(alias = "quantise", after_help = QUANTIZE_EXAMPLES)]
     Quantize(QuantizeArgs),
     /// Turn a quantized checkpoint back into floating-point weights.
     #[command(alias = "dequantise", after_help = DEQUANTIZE_EXAMPLES)]
     Dequantize(DequantizeArgs),
+    /// Turn a quantized checkpoint into one of another format, with the same codes where both can hold them.
+    #[command(after_help = CONVERT_EXAMPLES)]
+    Convert(ConvertArgs),
     /// Show the tensors of a checkpoint and how they are quantized.
     Inspect(InspectArgs),
     /// Write a small transformer-like checkpoint to try `quantize` on.
@@ -211,6 +215,84 @@ impl Format {
     }
 }
 
+/// A format of another tool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
+pub enum PackedFormat {
+    /// 4-bit integers as GPTQ stores them (format 1, groups in order).
+    Gptq,
+    /// 4-bit integers with zero points as AutoAWQ stores them (gemm).
+    Awq,
+    /// 4-bit integers of compressed-tensors (pack-quantized).
+    CompressedTensorsInt4,
+    /// 4-bit floats with a power of two for each 32 (mxfp4-pack-quantized of compressed-tensors).
+    Mxfp4,
+    /// 4-bit floats with an 8-bit float for each 16 (nvfp4-pack-quantized of compressed-tensors).
+    Nvfp4,
+    /// 8-bit floats (e4m3) with a scale for each 128 x 128.
+    Fp8,
+}
+
+impl PackedFormat {
+    /// As on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Gptq => "gptq",
+            Self::Awq => "awq",
+            Self::CompressedTensorsInt4 => "compressed-tensors-int4",
+            Self::Mxfp4 => "mxfp4",
+            Self::Nvfp4 => "nvfp4",
+            Self::Fp8 => "fp8",
+        }
+    }
+
+    /// The size of groups, where the format knows only one.
+    pub const fn fixed_group_size(self) -> Option<u32> {
+        match self {
+            Self::Gptq | Self::Awq | Self::CompressedTensorsInt4 => None,
+            Self::Mxfp4 => Some(32),
+            Self::Nvfp4 => Some(16),
+            Self::Fp8 => Some(128),
+        }
+    }
+
+    /// Whether zero points are a choice.
+    pub const fn has_zero_points(self) -> bool {
+        self.fixed_group_size().is_none()
+    }
+}
+
+/// A format that `quantize` writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AnyFormat {
+    /// One that the kernels write.
+    Own(Format),
+    /// One of another tool.
+    Packed(PackedFormat),
+}
+
+impl ValueEnum for AnyFormat {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[
+            Self::Own(Format::BnbNf4),
+            Self::Own(Format::BnbFp4),
+            Self::Own(Format::Int4),
+            Self::Packed(PackedFormat::Gptq),
+            Self::Packed(PackedFormat::Awq),
+            Self::Packed(PackedFormat::CompressedTensorsInt4),
+            Self::Packed(PackedFormat::Mxfp4),
+            Self::Packed(PackedFormat::Nvfp4),
+            Self::Packed(PackedFormat::Fp8),
+        ]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        match self {
+            Self::Own(format) => format.to_possible_value(),
+            Self::Packed(format) => format.to_possible_value(),
+        }
+    }
+}
+
 const QUANTIZE_EXAMPLES: &str = "Every non-empty 2-D weight of type F32, F16 or BF16 is quantized, embeddings included, unless --skip names it;
 all other tensors are copied through. bitsandbytes itself would quantize linear layers alone: keep embeddings and the
 output head with --skip '*embed*' --skip 'lm_head*'.
@@ -225,12 +307,24 @@ Keys of a quantized `W`:
   with --double-quant also W.nested_absmax, W.nested_quant_map
   int4               W, W.scale, W.zero_point (asymmetric only), W.quant_state.warpwright__int4
 
+The other formats are those that inference engines load. Of these only linear layers are quantized: 2-D tensors `X.weight`, but
+embeddings, lm_head, routers of experts, and those whose size is no multiple of the group (nor of 32 for gptq, 8 for awq). What is
+left is listed in the quantization_config. Scales come from the weights alone: nothing is calibrated by activations, as AWQ and GPTQ
+themselves do. They are computed on the host; --device, --verify and --double-quant are not for them.
+  gptq                     X.qweight, X.scales, X.qzeros, X.g_idx
+  awq                      X.qweight, X.scales, X.qzeros
+  compressed-tensors-int4  X.weight_packed, X.weight_scale, X.weight_shape, X.weight_zero_point (asymmetric only)
+  mxfp4                    X.weight_packed, X.weight_scale
+  nvfp4                    X.weight_packed, X.weight_scale, X.weight_global_scale
+  fp8                      X.weight, X.weight_scale_inv
+
 A NaN or infinite weight is an error that names tensor and element. OUT appears whole or not at all.
 
 Examples:
   warpwright demo -o demo.safetensors
   warpwright quantize demo.safetensors -o demo-nf4.safetensors --format bnb-nf4 --double-quant --verify
-  warpwright quantize model/ -o model-int4/ --format int4 --block-size 128 --asymmetric --skip 'lm_head*' --report r.html";
+  warpwright quantize model/ -o model-int4/ --format int4 --block-size 128 --asymmetric --skip 'lm_head*' --report r.html
+  warpwright quantize model/ -o model-gptq/ --format gptq --group-size 128 --search";
 
 /// `quantize`
 #[derive(Debug, Args)]
@@ -241,21 +335,25 @@ pub struct QuantizeArgs {
     /// Where the quantized checkpoint goes.
     #[arg(short, long, value_name = "OUT")]
     pub output: PathBuf,
-    /// The 4-bit format.
+    /// The format.
     #[arg(long, value_enum)]
-    pub format: Format,
-    /// Elements that share a scale: 32 to 4096 and a power of two for the bnb formats, anything for int4.
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
-    pub block_size: u32,
+    pub format: AnyFormat,
+    /// Elements that share a scale: 32 to 4096 and a power of two for the bnb formats, anything for int4, multiples of 8 for gptq, awq and
+    /// compressed-tensors-int4. 64 if it is not said, 128 for the last three.
+    #[arg(long, value_name = "N", visible_alias = "group-size", value_parser = clap::value_parser!(u32).range(1..))]
+    pub block_size: Option<u32>,
     /// Quantize the block scales to 8 bits too (bnb formats).
     #[arg(long)]
     pub double_quant: bool,
-    /// int4 without zero points; the default.
+    /// Integers without zero points; the default, but of awq.
     #[arg(long, conflicts_with = "asymmetric")]
     pub symmetric: bool,
-    /// int4 with a zero point per group.
+    /// Integers with a zero point per group.
     #[arg(long)]
     pub asymmetric: bool,
+    /// Search the scale of each group for the least squared error (4-bit formats of other tools).
+    #[arg(long)]
+    pub search: bool,
     /// Copy the weights whose name matches through as they are; may be repeated.
     #[arg(long, value_name = "GLOB")]
     pub skip: Vec<String>,
@@ -306,6 +404,46 @@ pub struct DequantizeArgs {
     /// Where to run.
     #[command(flatten)]
     pub device: DeviceArg,
+    /// Replace what exists.
+    #[arg(long)]
+    pub force: bool,
+    /// Output form.
+    #[command(flatten)]
+    pub json: JsonArg,
+}
+
+const CONVERT_EXAMPLES: &str = "Reads the quantized weights that `dequantize` lists, but those of bitsandbytes, int4 and gpt-oss. Codes, scales and
+zero points are kept where the new format can hold them, with groups of the same size: then every weight stays the same to the
+bit, and its error is 0. Other weights are dequantized and quantized again. All other tensors are copied.
+
+Examples:
+  warpwright convert model-gptq/ -o model-ct/ --format compressed-tensors-int4
+  warpwright convert model-nvfp4-modelopt/ -o model-nvfp4/ --format nvfp4";
+
+/// `convert`
+#[derive(Debug, Args)]
+pub struct ConvertArgs {
+    /// The quantized checkpoint: a file, an index or a folder.
+    #[arg(value_name = "IN")]
+    pub input: PathBuf,
+    /// Where the result goes.
+    #[arg(short, long, value_name = "OUT")]
+    pub output: PathBuf,
+    /// The new format.
+    #[arg(long, value_enum)]
+    pub format: PackedFormat,
+    /// Elements that share a scale, for gptq, awq and compressed-tensors-int4; by default as in IN.
+    #[arg(long, value_name = "N", visible_alias = "block-size", value_parser = clap::value_parser!(u32).range(1..))]
+    pub group_size: Option<u32>,
+    /// Integers without zero points.
+    #[arg(long, conflicts_with = "asymmetric")]
+    pub symmetric: bool,
+    /// Integers with a zero point per group; the default if IN has them.
+    #[arg(long)]
+    pub asymmetric: bool,
+    /// Search the scales of weights that are quantized again for the least squared error.
+    #[arg(long)]
+    pub search: bool,
     /// Replace what exists.
     #[arg(long)]
     pub force: bool,

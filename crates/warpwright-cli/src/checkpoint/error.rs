@@ -211,12 +211,20 @@ pub enum Defect {
         second: String,
     },
     /// NaN or infinite where a number is needed.
-    #[error("element {index} is {value}, which no 4-bit format can hold")]
+    #[error("element {index} is {value}, which no code stands for")]
     NonFinite {
         /// Flat index.
         index: u64,
         /// The value.
         value: f64,
+    },
+    /// A scale is larger than its type can hold.
+    #[error("numbers up to {value} need a scale that {dtype} cannot hold")]
+    ScaleRange {
+        /// The largest number.
+        value: f32,
+        /// The type of scales.
+        dtype: StoredType,
     },
     /// The tensors of a quantized weight do not fit together.
     #[error("quantized weight: {message}")]
@@ -322,6 +330,7 @@ impl Defect {
                 "index and shards do not belong together: fetch the whole set again".to_owned()
             }
             Self::ShardName { .. } => "shards must lie beside the index".to_owned(),
+            Self::ScaleRange { .. } => "copy the weight through unquantized with --skip NAME".to_owned(),
             Self::NonFinite { .. } => {
                 "repair the weight, or copy it through unquantized with --skip NAME".to_owned()
             }

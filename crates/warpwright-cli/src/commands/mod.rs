@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod check;
+pub mod convert;
 pub mod demo;
 pub mod dequantize;
 pub mod devices;
@@ -32,6 +33,7 @@ pub fn dispatch(command: &Command, console: &mut Console) -> Result<Outcome, Err
         Command::Check(args) => check::run(args, console),
         Command::Quantize(args) => quantize::run(args, console),
         Command::Dequantize(args) => dequantize::run(args, console),
+        Command::Convert(args) => convert::run(args, console),
         Command::Inspect(args) => inspect::run(args, console),
         Command::Demo(args) => demo::run(args, console),
         Command::Run(args) => run::run(args, console),

@@ -6,11 +6,10 @@ use std::time::Instant;
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 use serde_json::json;
 use warpwright_ptx::DType;
-use warpwright_runtime::Device;
 
 use super::demo;
 use super::open_quiet;
-use crate::args::QuantizeArgs;
+use crate::args::{AnyFormat, Format, PackedFormat, QuantizeArgs};
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::atomic::write_whole;
 use crate::checkpoint::quantized::find_quantized;
@@ -19,28 +18,23 @@ use crate::console::Console;
 use crate::convert::CHUNK;
 use crate::convert::destination::Destination;
 use crate::convert::device::DeviceKernels;
-use crate::convert::quantize::{self, Options, Summary};
+use crate::convert::pack;
+use crate::convert::quantize::{self, Options, Summary, TensorResult};
 use crate::error::{Error, Outcome};
 use crate::paths::{Shown, check_conversion};
 use crate::report::{self, Title};
 use crate::table::Align;
 use crate::units::{human_bytes, human_rate, shape_text};
 
+/// What works where no device does.
+pub(super) const HOST: &str = "the host";
+
 /// Runs the command.
 ///
 /// # Errors
 /// The input cannot be read, the output cannot be written, or the device fails.
 pub fn run(args: &QuantizeArgs, console: &mut Console) -> Result<Outcome, Error> {
-    check_options(args)?;
-    let options = Options {
-        format: args.format,
-        block_size: args.block_size,
-        double_quant: args.double_quant,
-        asymmetric: args.asymmetric,
-        skip: globs(&args.skip)?,
-        verify: args.verify,
-        chunk: CHUNK,
-    };
+    let job = Job::new(args)?;
     let demo = args.input.is_none().then(Demo::write).transpose()?;
     if demo.is_some() {
         console.note("no checkpoint is named: quantizing the synthetic one of `warpwright demo`");
@@ -55,14 +49,23 @@ pub fn run(args: &QuantizeArgs, console: &mut Console) -> Result<Outcome, Error>
     note_idle_globs(args, &checkpoint, console);
     let output = Destination::new(input, &checkpoint, &args.output, args.force)?;
     let shown = Shown(output.shown()).to_string();
-    let device = open_quiet(&args.device.device, console)?;
-    let kernels = DeviceKernels::new(&device);
+    let device = match job {
+        Job::Own(_) => Some(open_quiet(&args.device.device, console)?),
+        Job::Packed(_) => None,
+    };
     let started = Instant::now();
     let summary = {
         let bytes = checkpoint.tensors().map(|at| at.tensor.bytes()).sum();
         let progress = console.progress(bytes);
-        quantize::run(&checkpoint, output, &options, &kernels, &progress)?
+        match (&job, &device) {
+            (Job::Own(options), Some(device)) => {
+                quantize::run(&checkpoint, output, options, &DeviceKernels::new(device), &progress)?
+            }
+            (Job::Own(_), None) => Summary::default(),
+            (Job::Packed(options), _) => pack::run(&checkpoint, output, options, &[], true, &progress)?,
+        }
     };
+    let device = device.map_or_else(|| HOST.to_owned(), |device| device.to_string());
     let seconds = started.elapsed().as_secs_f64();
     let wrong = summary.has_mismatches();
     for note in &summary.notes {
@@ -77,15 +80,15 @@ pub fn run(args: &QuantizeArgs, console: &mut Console) -> Result<Outcome, Error>
         let title = Title {
             input: shown_input(args),
             output: shown.clone(),
-            format: description(&options),
-            device: device.to_string(),
+            format: job.description(),
+            device: device.clone(),
         };
         write_whole(path, report::html(&title, &summary).as_bytes(), args.force)?;
     }
     if args.json.json {
-        console.json(&as_json(args, &options, &device, &summary, seconds))?;
+        console.json(&as_json(args, &job, &device, &summary, seconds))?;
     } else {
-        print(&options, &device, &summary, &shown, seconds, console)?;
+        print(&job, &device, &summary, &shown, seconds, console)?;
     }
     if wrong {
         console.error(
@@ -121,13 +124,106 @@ fn shown_input(args: &QuantizeArgs) -> String {
     args.input.as_ref().map_or_else(|| "(demo)".to_owned(), |input| input.display().to_string())
 }
 
-fn check_options(args: &QuantizeArgs) -> Result<(), Error> {
-    let bnb = args.format.is_bnb();
-    if bnb && !(args.block_size.is_power_of_two() && (32..=4096).contains(&args.block_size)) {
+/// The work, by who does it.
+enum Job {
+    /// The kernels.
+    Own(Options),
+    /// The host.
+    Packed(pack::Options),
+}
+
+impl Job {
+    fn new(args: &QuantizeArgs) -> Result<Self, Error> {
+        let skip = globs(&args.skip)?;
+        Ok(match args.format {
+            AnyFormat::Own(format) => {
+                let block_size = args.block_size.unwrap_or(64);
+                check_own(args, format, block_size)?;
+                let (double_quant, asymmetric, verify) = (args.double_quant, args.asymmetric, args.verify);
+                Self::Own(Options {
+                    format,
+                    block_size,
+                    double_quant,
+                    asymmetric,
+                    skip,
+                    verify,
+                    chunk: CHUNK,
+                })
+            }
+            AnyFormat::Packed(format) => {
+                let kernels = [("--double-quant", args.double_quant), ("--verify", args.verify)];
+                if let Some((flag, _)) = kernels.iter().find(|(_, given)| *given) {
+                    return Err(Error::usage(
+                        format!("{flag} is not for {}", format.name()),
+                        "leave it out: `warpwright dequantize` reads the output back",
+                    ));
+                }
+                let group_size = group_size(format, args.block_size)?;
+                check_zero_points(format, args.symmetric || args.asymmetric)?;
+                check_search(format, args.search)?;
+                // Files of AWQ have zero points.
+                let asymmetric = args.asymmetric || (format == PackedFormat::Awq && !args.symmetric);
+                Self::Packed(pack::Options { format, group_size, asymmetric, search: args.search, skip })
+            }
+        })
+    }
+
+    /// A line for people, such as `int4, groups of 64, symmetric`.
+    fn description(&self) -> String {
+        match self {
+            Self::Own(options) => description(options),
+            Self::Packed(options) => packed_description(options),
+        }
+    }
+
+    const fn verifies(&self) -> bool {
+        matches!(self, Self::Own(Options { verify: true, .. }))
+    }
+}
+
+/// The size of groups of a format of another tool.
+///
+/// # Errors
+/// It is none that the format has.
+pub(super) fn group_size(format: PackedFormat, asked: Option<u32>) -> Result<u32, Error> {
+    match (format.fixed_group_size(), asked) {
+        (Some(fixed), None) => Ok(fixed),
+        (Some(fixed), Some(size)) if size == fixed => Ok(fixed),
+        (Some(fixed), Some(size)) => Err(Error::usage(
+            format!("--group-size {size}: {} has groups of {fixed}", format.name()),
+            "leave it out",
+        )),
+        (None, Some(size)) if !size.is_multiple_of(8) => Err(Error::usage(
+            format!("--group-size {size}: {} has groups of a multiple of 8", format.name()),
+            "--group-size 128",
+        )),
+        (None, size) => Ok(size.unwrap_or(128)),
+    }
+}
+
+/// Refuses a choice of zero points where there are none.
+pub(super) fn check_zero_points(format: PackedFormat, chosen: bool) -> Result<(), Error> {
+    if chosen && !format.has_zero_points() {
+        let message = format!("--symmetric and --asymmetric are for integers, not for {}", format.name());
+        return Err(Error::usage(message, "leave them out, or use --format gptq"));
+    }
+    Ok(())
+}
+
+/// Refuses a search where the largest number decides.
+pub(super) fn check_search(format: PackedFormat, search: bool) -> Result<(), Error> {
+    if search && format == PackedFormat::Fp8 {
+        return Err(Error::usage("--search is for the 4-bit formats of other tools", "leave it out"));
+    }
+    Ok(())
+}
+
+fn check_own(args: &QuantizeArgs, format: Format, block_size: u32) -> Result<(), Error> {
+    let bnb = format.is_bnb();
+    if bnb && !(block_size.is_power_of_two() && (32..=4096).contains(&block_size)) {
         return Err(Error::usage(
             format!(
-                "--block-size {}: bitsandbytes has blocks of 32, 64, 128, 256, 512, 1024, 2048 or 4096",
-                args.block_size
+                "--block-size {block_size}: bitsandbytes has blocks of 32, 64, 128, 256, 512, 1024, 2048 or 4096"
             ),
             "--block-size 64",
         ));
@@ -143,6 +239,10 @@ fn check_options(args: &QuantizeArgs) -> Result<(), Error> {
             "--symmetric and --asymmetric are for int4",
             "leave them out, or use --format int4",
         ));
+    }
+    if args.search {
+        let message = format!("--search is not for {}", format.name());
+        return Err(Error::usage(message, "leave it out, or use --format compressed-tensors-int4"));
     }
     Ok(())
 }
@@ -192,13 +292,28 @@ fn description(options: &Options) -> String {
     text
 }
 
+/// A line for people about a format of another tool.
+pub(super) fn packed_description(options: &pack::Options) -> String {
+    let mut text = format!("{}, groups of {}", options.format.name(), options.group_size);
+    if options.format == PackedFormat::Fp8 {
+        text = "fp8, blocks of 128 x 128".to_owned();
+    }
+    if options.format.has_zero_points() {
+        text.push_str(if options.asymmetric { ", asymmetric" } else { ", symmetric" });
+    }
+    if options.search {
+        text.push_str(", searched");
+    }
+    text
+}
+
 const fn unit(options: &Options) -> &'static str {
     if options.format.is_bnb() { "blocks" } else { "groups" }
 }
 
 fn print(
-    options: &Options,
-    device: &Device,
+    job: &Job,
+    device: &str,
     summary: &Summary,
     shown: &str,
     seconds: f64,
@@ -213,7 +328,7 @@ fn print(
         ("rel. error", Align::Right),
         ("max. error", Align::Right),
     ];
-    if options.verify {
+    if job.verifies() {
         columns.push(("mismatches", Align::Right));
     }
     let mut table = console.table(&columns);
@@ -236,14 +351,14 @@ fn print(
     let (before, after) = summary.bytes();
     let quantized = summary.quantized().count();
     let copied = summary.tensors.len() - quantized;
-    let verified = match (options.verify, summary.has_mismatches()) {
+    let verified = match (job.verifies(), summary.has_mismatches()) {
         (false, _) => "",
         (true, false) => ", verified against the reference",
         (true, true) => ", VERIFICATION FAILED",
     };
     console.line(format_args!(
         "\n{quantized} tensors quantized ({}), {copied} copied, relative error {:.5}{verified}",
-        description(options),
+        job.description(),
         summary.error().relative()
     ))?;
     console.line(format_args!(
@@ -256,47 +371,60 @@ fn print(
 
 fn as_json(
     args: &QuantizeArgs,
-    options: &Options,
-    device: &Device,
+    job: &Job,
+    device: &str,
     summary: &Summary,
     seconds: f64,
 ) -> serde_json::Value {
-    let tensors: Vec<_> = summary
-        .tensors
-        .iter()
-        .map(|tensor| {
-            let mut value = json!({
-                "name": tensor.name,
-                "shape": tensor.shape,
-                "dtype": tensor.dtype.name(),
-                "quantized": tensor.error.is_some(),
-                "bytes": tensor.bytes_in,
-                "bytes_after": tensor.bytes_out,
-                "relative_error": tensor.error.map(|error| error.relative()),
-                "max_error": tensor.error.map(|error| error.largest()),
-            });
-            if let Some(found) = tensor.mismatches {
-                value["mismatches"] =
-                    json!({"codes": found.codes, "scales": found.scales, "values": found.values});
-            }
-            value
-        })
-        .collect();
+    let tensors = tensors_json(summary);
+    let (format, block_size, symmetric) = match job {
+        Job::Own(own) => {
+            let symmetric = (!own.format.is_bnb()).then_some(!own.asymmetric);
+            (own.format.name(), own.block_size, symmetric)
+        }
+        Job::Packed(packed) => {
+            let symmetric = packed.format.has_zero_points().then_some(!packed.asymmetric);
+            (packed.format.name(), packed.group_size, symmetric)
+        }
+    };
     let (before, after) = summary.bytes();
     json!({
         "input": shown_input(args),
         "output": args.output.display().to_string(),
-        "format": options.format.name(),
-        "block_size": options.block_size,
-        "double_quant": options.double_quant,
-        "symmetric": (!options.format.is_bnb()).then_some(!options.asymmetric),
-        "device": device.to_string(),
+        "format": format,
+        "block_size": block_size,
+        "double_quant": args.double_quant,
+        "symmetric": symmetric,
+        "searched": args.search,
+        "device": device,
         "tensors": tensors,
         "bytes": before,
         "bytes_after": after,
         "relative_error": summary.error().relative(),
-        "verified": options.verify.then_some(!summary.has_mismatches()),
+        "verified": job.verifies().then_some(!summary.has_mismatches()),
         "seconds": seconds,
         "bytes_per_second": before as f64 / seconds,
     })
+}
+
+/// The tensors of a conversion as JSON.
+pub(super) fn tensors_json(summary: &Summary) -> Vec<serde_json::Value> {
+    let of = |tensor: &TensorResult| {
+        let mut value = json!({
+            "name": tensor.name,
+            "shape": tensor.shape,
+            "dtype": tensor.dtype.name(),
+            "quantized": tensor.error.is_some(),
+            "bytes": tensor.bytes_in,
+            "bytes_after": tensor.bytes_out,
+            "relative_error": tensor.error.map(|error| error.relative()),
+            "max_error": tensor.error.map(|error| error.largest()),
+        });
+        if let Some(found) = tensor.mismatches {
+            value["mismatches"] =
+                json!({"codes": found.codes, "scales": found.scales, "values": found.values});
+        }
+        value
+    };
+    summary.tensors.iter().map(of).collect()
 }

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use crate::args::Format;
+use super::pack;
+use crate::args::{Format, PackedFormat};
 use crate::error::Error;
 
 /// File name of the configuration.
@@ -22,6 +23,8 @@ pub enum Change {
         /// Modules that stay as they are.
         skipped: Vec<String>,
     },
+    /// It is this.
+    Entry(Value),
     /// It goes.
     Remove,
 }
@@ -36,6 +39,88 @@ impl Change {
             Format::Int4 => Self::Remove,
         }
     }
+
+    /// For a format of another tool, whose loaders quantize linear layers alone; `left` are the modules that stay as they are.
+    pub fn packed(options: &pack::Options, mut left: Vec<String>) -> Self {
+        left.sort();
+        let (size, asymmetric) = (options.group_size, options.asymmetric);
+        // As `re.match` of a module's name in GPTQModel and vLLM.
+        let pattern = |module: &String| (format!("-:^{}$", module.replace('.', "\\.")), json!({}));
+        Self::Entry(match options.format {
+            PackedFormat::Gptq => json!({
+                "quant_method": "gptq",
+                "bits": 4,
+                "group_size": size,
+                "desc_act": false,
+                "sym": !asymmetric,
+                "lm_head": false,
+                "checkpoint_format": "gptq",
+                "dynamic": Value::Object(left.iter().map(pattern).collect()),
+            }),
+            PackedFormat::Awq => json!({
+                "quant_method": "awq",
+                "bits": 4,
+                "group_size": size,
+                // Zero points are stored even where all of them are the middle.
+                "zero_point": true,
+                "version": "gemm",
+                "modules_to_not_convert": left,
+            }),
+            PackedFormat::Fp8 => json!({
+                "quant_method": "fp8",
+                "fmt": "e4m3",
+                "activation_scheme": "dynamic",
+                "weight_block_size": [128, 128],
+                "modules_to_not_convert": left,
+                "ignored_layers": left,
+            }),
+            PackedFormat::CompressedTensorsInt4 => compressed(
+                "pack-quantized",
+                &left,
+                &json!({
+                    "num_bits": 4, "type": "int", "symmetric": !asymmetric, "strategy": "group", "group_size": size,
+                    "dynamic": false,
+                }),
+            ),
+            PackedFormat::Mxfp4 => compressed(
+                "mxfp4-pack-quantized",
+                &left,
+                &json!({
+                    "num_bits": 4, "type": "float", "symmetric": true, "strategy": "group", "group_size": size,
+                    "dynamic": false, "scale_dtype": "torch.uint8",
+                }),
+            ),
+            PackedFormat::Nvfp4 => compressed(
+                "nvfp4-pack-quantized",
+                &left,
+                &json!({
+                    "num_bits": 4, "type": "float", "symmetric": true, "strategy": "tensor_group", "group_size": size,
+                    "dynamic": false, "scale_dtype": "torch.float8_e4m3fn",
+                }),
+            ),
+        })
+    }
+}
+
+/// The entry of compressed-tensors for weights alone.
+fn compressed(format: &str, left: &[String], weights: &Value) -> Value {
+    json!({
+        "quant_method": "compressed-tensors",
+        "format": format,
+        "quantization_status": "compressed",
+        "global_compression_ratio": null,
+        "kv_cache_scheme": null,
+        "ignore": left,
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": weights,
+                "input_activations": null,
+                "output_activations": null,
+                "format": format,
+            },
+        },
+    })
 }
 
 /// The text of a configuration after a change; everything else stays, in its order.
@@ -61,6 +146,9 @@ pub fn rewrite(file: &Path, text: &str, change: &Change) -> Result<String, Error
                 "llm_int8_skip_modules": if skipped.is_empty() { Value::Null } else { json!(skipped) },
             });
             config.insert("quantization_config".to_owned(), entry);
+        }
+        Change::Entry(entry) => {
+            config.insert("quantization_config".to_owned(), entry.clone());
         }
         Change::Remove => {
             config.shift_remove("quantization_config");

@@ -70,6 +70,15 @@ impl ErrorStats {
         }
     }
 
+    /// Takes in numbers and what became of them.
+    pub fn add_pairs(&mut self, values: &[f32], restored: &[f32]) {
+        let mut sums = Sums::default();
+        values.iter().zip(restored).for_each(|(x, restored)| sums.take((*x).into(), (*restored).into()));
+        self.squared_error += sums.squared_error;
+        self.squared_value += sums.squared_value;
+        self.largest = self.largest.max(sums.largest);
+    }
+
     /// Takes in another part of the same whole.
     pub fn merge(&mut self, other: &Self) {
         self.squared_error += other.squared_error;

@@ -11,6 +11,7 @@ pub mod device;
 pub mod floats;
 pub mod kernels;
 pub mod measure;
+pub mod pack;
 mod parts;
 pub mod pool;
 pub mod quantize;

@@ -9,3 +9,4 @@ mod formats;
 mod outputs;
 mod paths;
 mod signals;
+mod writers;

@@ -23,8 +23,10 @@ pub struct Decoder<'a> {
     /// The group of each column.
     group_of: Vec<u32>,
     groups: usize,
-    /// Rows of scales, each of `groups`.
+    /// Rows of scales, each of `groups`, in effect.
     scales: Vec<f32>,
+    /// The same as stored, if a byte holds one.
+    stored: Vec<u8>,
     /// As the scales; empty where it is the same everywhere.
     zeros: Vec<f32>,
     fixed: f32,
@@ -48,10 +50,26 @@ impl<'a> Decoder<'a> {
             Some(key) => source.group_index(key)?,
         };
         let scales = source.scales()?;
+        let stored = match (&weight.scales.key, weight.scales.code) {
+            (Some(key), ScaleCode::E4m3 | ScaleCode::E8m0) => source.read(key)?,
+            _ => Vec::new(),
+        };
         let zeros = source.zeros()?;
         let fixed = if let Zero::Fixed(zero) = weight.zero { f32::from(zero) } else { 0.0 };
         let values = weight.codes.code.values();
-        Ok(Self { checkpoint, weight, columns, whole, group_of, groups, scales, zeros, fixed, values })
+        Ok(Self {
+            checkpoint,
+            weight,
+            columns,
+            whole,
+            group_of,
+            groups,
+            scales,
+            stored,
+            zeros,
+            fixed,
+            values,
+        })
     }
 
     /// The weight.
@@ -116,6 +134,35 @@ impl<'a> Decoder<'a> {
             }
         }
         Ok(out)
+    }
+
+    /// Whether every group is a run of columns, one behind the other.
+    pub fn has_runs(&self) -> bool {
+        let size = self.weight.group_size;
+        self.group_of.iter().zip(0u64..).all(|(group, k)| u64::from(*group) == k / size)
+    }
+
+    /// The byte that holds a scale, if one does.
+    pub fn stored_scale(&self, scale_row: u64, group: usize) -> Option<u8> {
+        self.stored.get(scale_row as usize * self.groups + group).copied()
+    }
+
+    /// The code of zero where it is the same everywhere.
+    pub const fn fixed_zero(&self) -> u8 {
+        if let Zero::Fixed(zero) = self.weight.zero { zero } else { 0 }
+    }
+
+    /// The number that scales are divided by, where there is one; else 1. A factor is turned into a divisor.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn divisor(&self) -> Result<f32, CheckpointError> {
+        let source = Source { checkpoint: self.checkpoint, weight: self.weight };
+        match &self.weight.scales.global {
+            Global::None | Global::Constant(_) => Ok(1.0),
+            Global::Factor(key) => Ok(1.0 / source.number(key)?),
+            Global::Divisor(key) => source.number(key),
+        }
     }
 
     /// Scales and zero points of a row, by group; no zero points if they are the same everywhere.
