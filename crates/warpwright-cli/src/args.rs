@@ -412,9 +412,10 @@ pub struct DequantizeArgs {
     pub json: JsonArg,
 }
 
-const CONVERT_EXAMPLES: &str = "Reads the quantized weights that `dequantize` lists, but those of bitsandbytes, int4 and gpt-oss. Codes, scales and
-zero points are kept where the new format can hold them, with groups of the same size: then every weight stays the same to the
-bit, and its error is 0. Other weights are dequantized and quantized again. All other tensors are copied.
+const CONVERT_EXAMPLES: &str = "Reads the quantized weights that `dequantize` lists, but those of bitsandbytes, int4 and gpt-oss. Codes, zero points
+and scales are kept where the new format can hold them, with groups of the same size: then every weight stays the same to the
+bit, and its error is 0. Where only the type of scales is another, they are rounded to it. Other weights are dequantized and
+quantized again. All other tensors are copied.
 
 Examples:
   warpwright convert model-gptq/ -o model-ct/ --format compressed-tensors-int4

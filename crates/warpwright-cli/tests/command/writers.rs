@@ -231,6 +231,35 @@ fn integers_keep_their_codes_from_format_to_format() {
     }
 }
 
+/// From scales of f32 to those of f16: the same codes, and an error of half a unit in the last place of f16.
+#[test]
+fn codes_are_kept_where_scales_are_rounded() {
+    let place = Place::new();
+    model(&place, Dtype::F32);
+    place.json(&[
+        "quantize",
+        "model",
+        "-o",
+        "ct",
+        "--format",
+        "compressed-tensors-int4",
+        "--group-size",
+        "32",
+        "--json",
+    ]);
+    let told = place.json(&["convert", "ct", "-o", "gptq", "--format", "gptq", "--json"]);
+    place.json(&["convert", "gptq", "-o", "back", "--format", "compressed-tensors-int4", "--json"]);
+    let (ct, back) = (tensors(&place, "ct/model.safetensors"), tensors(&place, "back/model.safetensors"));
+    let codes = Q.replace(".weight", ".weight_packed");
+    assert!(ct[&codes] == back[&codes]);
+    let (x, y) = (restored(&place, "ct"), restored(&place, "gptq"));
+    let largest = f32s(&x[Q]).iter().zip(f32s(&y[Q])).map(|(x, y)| (x - y).abs()).fold(0f32, f32::max);
+    let of_q =
+        told["tensors"].as_array().expect("a list").iter().find(|t| t["name"] == Q).expect("it is there");
+    assert_eq!(of_q["max_error"].as_f64(), Some(f64::from(largest)));
+    assert!((1e-6..2f64.powi(-11)).contains(&of_q["relative_error"].as_f64().expect("a number")), "{of_q}");
+}
+
 #[test]
 fn a_conversion_that_cannot_keep_codes_quantizes_again() {
     let place = Place::new();

@@ -88,7 +88,8 @@ impl Rule {
         }
     }
 
-    fn restore(&self, code: u8, scale: Scale) -> f32 {
+    /// The number that a code stands for.
+    pub(super) fn restore(&self, code: u8, scale: Scale) -> f32 {
         let number = match self.format {
             // An f32 number.
             PackedFormat::Fp8 => e4m3_value(code) as f32,

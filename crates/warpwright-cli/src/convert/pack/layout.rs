@@ -4,7 +4,7 @@ use half::{bf16, f16};
 
 use super::encode::{Rule, Scale};
 use crate::args::PackedFormat;
-use crate::checkpoint::schemes::packing::Packing;
+use crate::checkpoint::schemes::packing::{Code, Packing};
 use crate::checkpoint::{StoredType, TensorSpec};
 
 impl Rule {
@@ -19,9 +19,18 @@ impl Rule {
         }
     }
 
+    /// What a code stands for.
+    pub(super) const fn code_kind(&self) -> Code {
+        match self.format {
+            PackedFormat::Fp8 => Code::E4m3,
+            PackedFormat::Mxfp4 | PackedFormat::Nvfp4 => Code::E2m1,
+            _ => Code::Unsigned(4),
+        }
+    }
+
     /// Bits of a code.
     pub(super) const fn bits(&self) -> u32 {
-        if matches!(self.format, PackedFormat::Fp8) { 8 } else { 4 }
+        self.code_kind().bits()
     }
 
     /// Rows that share scales.

@@ -21,7 +21,7 @@ use super::measure::ErrorStats;
 use super::quantize::{Observer, Summary, TensorResult, pieces};
 use super::{floats, pool};
 use crate::args::PackedFormat;
-use crate::checkpoint::schemes::{Code, Decoder, Global, PackedWeight};
+use crate::checkpoint::schemes::{Decoder, Global, PackedWeight};
 use crate::checkpoint::sharded::{INDEX, shard_name};
 use crate::checkpoint::{
     Checkpoint, CheckpointError, Defect, Reader, Storage, StoredType, TensorInfo, Writer,
@@ -132,12 +132,9 @@ pub fn run(
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
     let mut summary = Summary { tensors, notes: Vec::new() };
     if !left.is_empty() {
-        let shown = &left[..left.len().min(3)].join(", ");
-        let more = if left.len() > 3 { ", .." } else { "" };
-        summary.notes.push(format!(
-            "{} weights of linear layers or tables stay as they are: {shown}{more}",
-            left.len()
-        ));
+        let shown = left[..left.len().min(3)].join(", ");
+        let more = if left.len() > 3 { format!(", .. ({} in all)", left.len()) } else { String::new() };
+        summary.notes.push(format!("not quantized: {shown}{more}"));
     }
     summary.notes.extend(output.config(checkpoint.folder(), &Change::packed(options, left))?);
     output.companions(checkpoint.folder())?;
@@ -346,63 +343,74 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Takes codes, scales and zero points over as they are, if the format can hold them; the numbers stay the same to the bit.
+    /// Takes codes and zero points over as they are, if the format can hold them. Scales are rounded to its type, which changes
+    /// nothing if that holds them.
     fn keep<S: Storage>(&self, decoder: &Decoder<'_>, encoder: &mut Encoder<'_, S>) -> Result<bool, Error> {
         let (weight, rule) = (decoder.weight(), encoder.rule);
-        let code = match rule.format {
-            PackedFormat::Fp8 => Code::E4m3,
-            PackedFormat::Mxfp4 | PackedFormat::Nvfp4 => Code::E2m1,
-            _ => Code::Unsigned(4),
-        };
-        let alike = weight.codes.code == code
+        // The divisor belongs to the format of 4-bit floats in groups of 16, whichever way it is stored.
+        let has_divisor = !matches!(weight.scales.global, Global::None);
+        let alike = weight.codes.code == rule.code_kind()
             && decoder.has_runs()
             && weight.group_size.min(weight.columns) == (rule.group_size as u64).min(weight.columns)
-            && weight.scales.rows == rule.block_rows() as u64;
-        if !alike {
+            && weight.scales.rows == rule.block_rows() as u64
+            && has_divisor == (rule.format == PackedFormat::Nvfp4);
+        let Some((scales, exact)) = alike.then(|| kept_scales(decoder, rule)).flatten() else {
             return Ok(false);
-        }
-        let mut scales = Vec::new();
-        // The divisor belongs to the format of 4-bit floats in groups of 16, whichever way it is stored.
-        let global = decoder.divisor()?;
-        let has_global = !matches!(weight.scales.global, Global::None);
-        if has_global != (rule.format == PackedFormat::Nvfp4) {
-            return Ok(false);
-        }
-        for block in 0..weight.rows.div_ceil(weight.scales.rows) {
-            let (values, zeros) = decoder.of_row(block * weight.scales.rows);
-            for (group, value) in values.iter().enumerate() {
-                let zero = zeros.get(group).map_or(decoder.fixed_zero(), |zero| *zero as u8);
-                let stored = decoder.stored_scale(block, group);
-                let bits = match rule.scale_type {
-                    StoredType::U8 | StoredType::F8E4M3 => match stored {
-                        Some(byte) => u32::from(byte),
-                        None => return Ok(false),
-                    },
-                    // A number that is not positive would not be one of ours, but may be theirs.
-                    dtype if in_type(*value, dtype).to_bits() == value.to_bits() => value.to_bits(),
-                    _ => return Ok(false),
-                };
-                let holds_zero = match rule.format {
-                    PackedFormat::Gptq => (1..=15).contains(&zero) && (rule.asymmetric || zero == 8),
-                    PackedFormat::Awq => true,
-                    PackedFormat::CompressedTensorsInt4 => rule.asymmetric || zero == 8,
-                    _ => true,
-                };
-                if !holds_zero {
-                    return Ok(false);
-                }
-                scales.push(Scale { value: *value, bits, zero });
-            }
-        }
-        encoder.rule.global = global;
-        encoder.scales = scales;
+        };
+        encoder.rule.global = decoder.divisor()?;
+        let (columns, groups) = (encoder.columns, weight.scales.groups as usize);
         let step = (CHUNK / weight.columns.max(1)).max(1);
         for start in (0..weight.rows).step_by(usize::try_from(step).unwrap_or(usize::MAX)) {
-            let codes = decoder.codes(start..(start + step).min(weight.rows))?;
+            let band = start..(start + step).min(weight.rows);
+            let codes = decoder.codes(band.clone())?;
             encoder.put(start, &codes)?;
+            if exact {
+                continue;
+            }
+            let before = decoder.rows(band.clone())?;
+            let scale = |at: usize| {
+                let row = (start + (at / columns) as u64) / weight.scales.rows;
+                scales[row as usize * groups + at % columns / rule.group_size]
+            };
+            let after: Vec<_> =
+                codes.iter().enumerate().map(|(at, code)| rule.restore(*code, scale(at))).collect();
+            encoder.error.add_pairs(&before, &after);
         }
+        encoder.scales = scales;
         Ok(true)
     }
+}
+
+/// The scales and zero points of a weight as a rule holds them, and whether that changes no scale; `None` if it cannot.
+fn kept_scales(decoder: &Decoder<'_>, rule: Rule) -> Option<(Vec<Scale>, bool)> {
+    let weight = decoder.weight();
+    let (mut scales, mut exact) = (Vec::new(), true);
+    for block in 0..weight.rows.div_ceil(weight.scales.rows) {
+        let (values, zeros) = decoder.of_row(block * weight.scales.rows);
+        for (group, stored) in values.iter().enumerate() {
+            let zero = zeros.get(group).map_or(decoder.fixed_zero(), |zero| *zero as u8);
+            let holds_zero = match rule.format {
+                // Readers differ about a zero point of 0.
+                PackedFormat::Gptq => zero != 0 && (rule.asymmetric || zero == 8),
+                PackedFormat::CompressedTensorsInt4 => rule.asymmetric || zero == 8,
+                _ => true,
+            };
+            let (value, bits) = match rule.scale_type {
+                StoredType::U8 | StoredType::F8E4M3 => (*stored, decoder.stored_scale(block, group)?.into()),
+                dtype => {
+                    let value = in_type(*stored, dtype);
+                    (value, value.to_bits())
+                }
+            };
+            let vanishes = *stored != 0.0 && value == 0.0;
+            if !holds_zero || vanishes || !(value.is_finite() || value.to_bits() == stored.to_bits()) {
+                return None;
+            }
+            exact &= value.to_bits() == stored.to_bits();
+            scales.push(Scale { value, bits, zero });
+        }
+    }
+    Some((scales, exact))
 }
 
 /// A weight on its way into its tensors.
