@@ -296,6 +296,25 @@ fn damaged_checkpoints_are_refused_and_leave_nothing_behind() {
     }
 }
 
+/// Taken over as they are, they would look like weights that were never quantized.
+#[test]
+fn experts_in_one_tensor_are_refused() {
+    let place = Place::new();
+    let experts = tensors(&[("weight", "F8_E4M3", &[2, 128, 128]), ("weight_scale_inv", "F32", &[2, 1, 1])]);
+    place.write("model.safetensors", file(&experts));
+    let ran =
+        place.run(&["dequantize", "model.safetensors", "-o", "out.safetensors", "--device", "emulator"]);
+    assert_eq!(ran.code, Some(2), "{}", ran.err);
+    assert!(ran.err.contains("weights of [2, 128, 128] are not read"), "{}", ran.err);
+    let inspected = place.run(&["inspect", "model.safetensors"]);
+    assert_eq!(inspected.code, Some(1));
+    assert!(
+        inspected.out.contains("l.weight ") && inspected.err.contains("only matrices"),
+        "{}",
+        inspected.err
+    );
+}
+
 /// Data that only reading finds out.
 #[test]
 fn groups_that_are_not_there_and_shapes_that_are_none_are_refused() {

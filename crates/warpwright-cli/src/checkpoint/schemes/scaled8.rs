@@ -13,7 +13,14 @@ const SCALES: [&str; 3] = [".weight_scale_inv", ".weight_scale", ".scale"];
 pub(super) fn or_modelopt(parts: &Parts<'_>) -> Result<Option<PackedWeight>, CheckpointError> {
     let tensor = parts.at.tensor;
     if tensor.shape.len() != 2 {
-        return Ok(None);
+        let eight = matches!(tensor.dtype, StoredType::F8E4M3 | StoredType::F8E5M2 | StoredType::I8);
+        return if eight && SCALES.iter().any(|suffix| parts.has(suffix)) {
+            // Taking them over without their scales' meaning would leave half a model.
+            let shape = &tensor.shape;
+            Err(parts.unsupported(format!("weights of {shape:?} are not read: only matrices")))
+        } else {
+            Ok(None)
+        };
     }
     match tensor.dtype {
         StoredType::U8 => float4::modelopt(parts),
