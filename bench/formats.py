@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Holds the checkpoint formats of `warpwright` against the code of the tools that own them, on the CPU.
 
-    python3 -m venv venv && venv/bin/pip install torch transformers accelerate safetensors compressed-tensors auto-round
+    python3 -m venv venv && venv/bin/pip install torch transformers accelerate safetensors compressed-tensors auto-round gguf
     cargo build --release
     venv/bin/python bench/formats.py [--warpwright target/release/warpwright] [--keep FOLDER]
 
@@ -11,7 +11,8 @@ Three things are tried, and each prints a line with the number of values that di
     decompresses its formats, its AutoAWQ converter reads awq, auto-round's GPTQ layer reads gptq, transformers reads fp8. Each gives
     the numbers that `warpwright dequantize` gives.
  2. Theirs read by ours. compressed-tensors compresses random weights in its formats, 2 to 8 bits; transformers' code for gpt-oss
-    decodes random blocks; auto-round's GPTQ layer decodes random words in a random order of groups. Again the numbers must be the same.
+    decodes random blocks; auto-round's GPTQ layer decodes random words in a random order of groups; the package gguf writes and decodes
+    blocks of each type. Again the numbers must be the same.
  3. The folders of the formats of compressed-tensors, and of fp8, are loaded by `transformers.AutoModelForCausalLM`, and their logits
     compared with those of the model that `warpwright dequantize` makes.
 
@@ -28,6 +29,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy
 import torch
 import transformers
 from auto_round_extension.torch.qlinear_torch_zp import QuantLinear
@@ -206,6 +209,38 @@ def theirs_read_by_ours(command: Command) -> None:
         told(f"theirs, gptq, {bits} bits in a random order, read by ours in f32", {"l": ours["l.weight"][plain]}, {"l": theirs[plain]})
 
 
+def gguf_read_by_ours(command: Command) -> None:
+    random = numpy.random.default_rng(1)
+    path = command.folder / "blocks.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_array("tokenizer.ggml.tokens", ["a", "b"])
+    theirs = {}
+    for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4"):
+        kind = gguf.GGMLQuantizationType[name]
+        elements, size = gguf.GGML_QUANT_SIZES[kind]
+        values = random.standard_normal((6, 2 * elements), dtype=numpy.float32)
+        try:
+            blocks = gguf.quantize(values, kind)
+        except NotImplementedError:
+            # The package only reads these: random blocks, with scales in f16 that are numbers.
+            blocks = random.integers(0, 256, (12, size), dtype=numpy.uint8)
+            for at in (size - 2,) if name == "Q6_K" else (0, 2):
+                blocks[:, at : at + 2] = random.standard_normal((12, 1)).astype(numpy.float16).view(numpy.uint8)
+            blocks = blocks.reshape(6, 2 * size)
+        key = f"blk.0.{name.lower()}.weight"
+        writer.add_tensor(key, blocks, raw_dtype=kind)
+        theirs[key] = torch.from_numpy(gguf.dequantize(blocks, kind))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    out = command.folder / "blocks.safetensors"
+    command.run("dequantize", path, "-o", out, "--dtype", "f32", "--device", "emulator")
+    ours = load_file(out)
+    for key, value in theirs.items():
+        told(f"theirs, gguf {key.split('.')[2]}, read by ours in f32", ours, {key: value})
+
+
 def bits_of(words: torch.Tensor, start: int, count: int) -> torch.Tensor:
     """Bits of the stream of words in each row."""
     wide = words.long() & 0xFFFFFFFF
@@ -258,6 +293,7 @@ def main() -> int:
         model.save_pretrained(folder / "model")
         ours_read_by_theirs(command, folder / "model")
         theirs_read_by_ours(command)
+        gguf_read_by_ours(command)
         loaded_by_transformers(command)
     print("all the same" if failures == 0 else f"{failures} lines differ")
     return int(failures > 0)

@@ -382,6 +382,7 @@ const DEQUANTIZE_EXAMPLES: &str =
   fp8         weight with weight_scale or weight_scale_inv: one, for each row, or for each block
   modelopt    NVFP4: weight, weight_scale, weight_scale_2
   gpt-oss     MXFP4 experts: _blocks, _scales
+  GGUF files  Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, MXFP4; tensors keep llama.cpp's names
 Keys, types and shapes say which; where the quantization_config of config.json says otherwise, that is an error.
 Weights get back their name, shape and type; that of 16-bit scales, or bf16, if nothing names one.
 
@@ -412,7 +413,7 @@ pub struct DequantizeArgs {
     pub json: JsonArg,
 }
 
-const CONVERT_EXAMPLES: &str = "Reads the quantized weights that `dequantize` lists, but those of bitsandbytes, int4 and gpt-oss. Codes, zero points
+const CONVERT_EXAMPLES: &str = "Reads the quantized weights that `dequantize` lists, but those of bitsandbytes, int4, gpt-oss and GGUF. Codes, zero points
 and scales are kept where the new format can hold them, with groups of the same size: then every weight stays the same to the
 bit, and its error is 0. Where only the type of scales is another, they are rounded to it. Other weights are dequantized and
 quantized again. All other tensors are copied.
@@ -456,7 +457,7 @@ pub struct ConvertArgs {
 /// `inspect`
 #[derive(Debug, Args)]
 pub struct InspectArgs {
-    /// A .safetensors file, an index or a folder.
+    /// A .safetensors or .gguf file, an index or a folder.
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
     /// Output form.

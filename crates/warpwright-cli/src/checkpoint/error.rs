@@ -184,6 +184,12 @@ pub enum Defect {
     /// The file got shorter while it was read.
     #[error("file ended while the tensor was read")]
     Shrunk,
+    /// A GGUF file is not what it should be.
+    #[error("GGUF: {}", Quoted(message))]
+    Gguf {
+        /// The defect.
+        message: String,
+    },
     /// The shard index is not what it should be.
     #[error("index: {message}")]
     Index {
@@ -326,6 +332,7 @@ impl Defect {
                 let known: Vec<_> = StoredType::ALL.iter().map(|t| t.name()).collect();
                 format!("known are {}", known.join(", "))
             }
+            Self::Gguf { .. } => "fetch the file again, or one with other types: `warpwright dequantize --help` lists them".to_owned(),
             Self::Index { .. } | Self::NotInShard { .. } | Self::InTwoShards { .. } => {
                 "index and shards do not belong together: fetch the whole set again".to_owned()
             }

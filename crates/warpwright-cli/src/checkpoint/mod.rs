@@ -5,6 +5,7 @@
 
 pub mod atomic;
 pub mod error;
+pub mod gguf;
 pub mod quantized;
 pub mod safetensors;
 pub mod schemes;

@@ -14,6 +14,8 @@ use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, Visitor};
 
 use super::error::{CheckpointError, Defect};
+use super::gguf;
+use super::schemes::Block;
 use super::stored::StoredType;
 
 /// The longest header that is read, the limit that the format's own library has.
@@ -240,6 +242,8 @@ pub struct Reader {
     file: File,
     header: Header,
     by_name: HashMap<String, usize>,
+    /// The tensors of a GGUF file that have blocks.
+    blocks: Option<HashMap<String, Block>>,
 }
 
 /// The length of a file that can be read anywhere. Others are refused before they are opened: opening a pipe waits for who
@@ -259,11 +263,20 @@ impl Reader {
         let io = |action| move |source| CheckpointError::file(path, Defect::Io { action, source });
         let length = regular_length(path)?;
         let file = File::open(path).map_err(io("open"))?;
-        let header = Header::parse(io::BufReader::new(&file), length).map_err(|(tensor, defect)| {
-            CheckpointError { file: path.to_owned(), tensor, defect: Box::new(defect) }
-        })?;
+        let failed =
+            |(tensor, defect)| CheckpointError { file: path.to_owned(), tensor, defect: Box::new(defect) };
+        // A safetensors file that began so would announce a header beyond the limit.
+        let mut magic = [0; 4];
+        let is_gguf = length >= 4 && read_exact_at(&file, &mut magic, 0).is_ok() && magic == gguf::MAGIC;
+        let source = io::BufReader::new(&file);
+        let (header, blocks) = if is_gguf {
+            let (header, blocks) = gguf::parse(source, length).map_err(failed)?;
+            (header, Some(blocks))
+        } else {
+            (Header::parse(source, length).map_err(failed)?, None)
+        };
         let by_name = header.tensors.iter().enumerate().map(|(at, t)| (t.name.clone(), at)).collect();
-        Ok(Self { path: path.to_owned(), file, header, by_name })
+        Ok(Self { path: path.to_owned(), file, header, by_name, blocks })
     }
 
     /// The file.
@@ -279,6 +292,16 @@ impl Reader {
     /// The tensors in the order of their bytes.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.header.tensors
+    }
+
+    /// Whether it is a GGUF file.
+    pub const fn is_gguf(&self) -> bool {
+        self.blocks.is_some()
+    }
+
+    /// The blocks of a tensor of a GGUF file, if it has them.
+    pub fn block(&self, name: &str) -> Option<Block> {
+        self.blocks.as_ref()?.get(name).copied()
     }
 
     /// The tensor called `name`.

@@ -168,8 +168,11 @@ impl Checkpoint {
     }
 }
 
-/// The file name of a shard.
+/// The file name of a shard; of what a GGUF file becomes, that of a checkpoint of one file.
 pub fn shard_name(shard: &Reader) -> String {
+    if shard.is_gguf() {
+        return SINGLE.to_owned();
+    }
     shard.path().file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 

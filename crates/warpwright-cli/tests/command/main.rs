@@ -6,6 +6,7 @@ mod commands;
 mod common;
 mod costs;
 mod formats;
+mod gguf;
 mod outputs;
 mod paths;
 mod signals;

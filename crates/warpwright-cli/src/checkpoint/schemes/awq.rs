@@ -24,7 +24,7 @@ pub(super) fn read(parts: &Parts<'_>) -> Result<PackedWeight, CheckpointError> {
     Ok(PackedWeight {
         name: parts.key(".weight"),
         tool: Tool::Awq,
-        matrices: 1,
+        leading: Vec::new(),
         rows,
         columns,
         transposed: false,

@@ -57,7 +57,7 @@ fn integers(parts: &Parts<'_>) -> Result<PackedWeight, CheckpointError> {
     Ok(PackedWeight {
         name: parts.key(".weight"),
         tool: Tool::PackQuantized,
-        matrices: 1,
+        leading: Vec::new(),
         rows,
         columns,
         transposed: false,

@@ -7,7 +7,7 @@ use warpwright_ptx::DType;
 use warpwright_ptx::float8::e4m3_value;
 
 use super::packing::{e8m0_value, f16_value, unpack_stream};
-use super::{Global, PackedWeight, ScaleCode, Zero};
+use super::{Global, PackedWeight, Packing, ScaleCode, Zero};
 use crate::checkpoint::error::{CheckpointError, Defect};
 use crate::checkpoint::sharded::{Checkpoint, Located};
 use crate::checkpoint::stored::StoredType;
@@ -96,17 +96,23 @@ impl<'a> Decoder<'a> {
                 packing.unpack(bytes, rows, first + row, bits, codes);
             }
         };
-        match (&self.whole, packing.row_bytes(self.columns, bits)) {
-            (Some(whole), _) => unpack(whole, all, first),
-            (None, row_bytes) => {
-                let row_bytes = row_bytes.unwrap_or(0);
-                let at = Source { checkpoint: self.checkpoint, weight }.locate(&weight.codes.key)?;
-                let mut bytes = vec![0; count.checked_mul(row_bytes).ok_or_else(fail)?];
-                at.shard.read_at(at.tensor, rows.start * row_bytes as u64, &mut bytes)?;
-                unpack(&bytes, count, 0);
-            }
+        match &self.whole {
+            Some(whole) => unpack(whole, all, first),
+            None => unpack(&self.bytes(&rows)?, count, 0),
         }
         Ok(codes)
+    }
+
+    /// The bytes of some rows, where those of a row lie together.
+    fn bytes(&self, rows: &Range<u64>) -> Result<Vec<u8>, CheckpointError> {
+        let codes = &self.weight.codes;
+        let fail = || CheckpointError::tensor(self.checkpoint.folder(), &self.weight.name, out_of_memory());
+        let row_bytes = codes.packing.row_bytes(self.columns, codes.code.bits()).unwrap_or(0);
+        let count = usize::try_from(rows.end - rows.start).map_err(|_| fail())?;
+        let mut bytes = vec![0; count.checked_mul(row_bytes).ok_or_else(fail)?];
+        let at = Source { checkpoint: self.checkpoint, weight: self.weight }.locate(&codes.key)?;
+        at.shard.read_at(at.tensor, rows.start * row_bytes as u64, &mut bytes)?;
+        Ok(bytes)
     }
 
     /// The numbers of some rows of all matrices.
@@ -114,6 +120,11 @@ impl<'a> Decoder<'a> {
     /// # Errors
     /// The codes cannot be read.
     pub fn rows(&self, rows: Range<u64>) -> Result<Vec<f32>, CheckpointError> {
+        if let Packing::Blocks(block) = self.weight.codes.packing {
+            let mut out = Vec::new();
+            block.decode(&self.bytes(&rows)?, &mut out);
+            return Ok(out);
+        }
         let codes = self.codes(rows.clone())?;
         let mut out = Vec::with_capacity(codes.len());
         if self.columns == 0 {
@@ -295,7 +306,7 @@ impl<'a> Source<'a> {
                 let mut codes = vec![0; rows * groups];
                 if groups > 0 {
                     for (row, codes) in codes.chunks_exact_mut(groups).enumerate() {
-                        super::Packing::Interleaved.unpack(&bytes, rows, row, bits, codes);
+                        Packing::Interleaved.unpack(&bytes, rows, row, bits, codes);
                     }
                 }
                 numbers(codes)
@@ -307,7 +318,7 @@ impl<'a> Source<'a> {
                     // Words of [.., G] along N: as codes along K of a matrix [G, N].
                     let mut by_group = vec![0; rows];
                     for group in 0..groups {
-                        super::Packing::Down.unpack(&bytes, groups, group, bits, &mut by_group);
+                        Packing::Down.unpack(&bytes, groups, group, bits, &mut by_group);
                         by_group.iter().enumerate().for_each(|(n, code)| codes[n * groups + group] = *code);
                     }
                 }

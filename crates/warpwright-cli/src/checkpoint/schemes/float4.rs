@@ -64,7 +64,7 @@ fn matrix(
     Ok(PackedWeight {
         name: parts.key(".weight"),
         tool,
-        matrices: 1,
+        leading: Vec::new(),
         rows,
         columns,
         transposed: false,
@@ -95,7 +95,7 @@ pub(super) fn gpt_oss(parts: &Parts<'_>) -> Result<Option<PackedWeight>, Checkpo
     Ok(Some(PackedWeight {
         name: parts.key(""),
         tool: Tool::GptOss,
-        matrices,
+        leading: vec![matrices],
         rows,
         columns: blocks.saturating_mul(MX_GROUP),
         transposed: true,

@@ -70,7 +70,7 @@ fn read(parts: &Parts<'_>) -> Result<PackedWeight, CheckpointError> {
     Ok(PackedWeight {
         name: parts.key(".weight"),
         tool: Tool::Gptq,
-        matrices: 1,
+        leading: Vec::new(),
         rows,
         columns,
         transposed: false,

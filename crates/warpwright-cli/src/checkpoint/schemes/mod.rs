@@ -17,10 +17,13 @@
 //! | gpt-oss-mxfp4 | `X_blocks` u8 \[E, N, B, 16\], `X_scales` e8m0 \[E, N, B\]; restored as `X` \[E, 32 B, N\] | q s |
 //! | bnb-int8 | `X.weight` i8, `X.SCB` f32 \[N\] | q (SCB / 127) |
 //!
+//! GGUF files have weights in blocks, of which `blocks` tells.
+//!
 //! Sources: AutoGPTQ and GPTQModel (qlinear), AutoAWQ (`packing_utils`), compressed-tensors (compressors), NVIDIA ModelOpt,
 //! transformers (fine-grained fp8, mxfp4 integration), bitsandbytes (LLM.int8).
 
 mod awq;
+mod blocks;
 mod compressed;
 pub mod declared;
 pub mod decode;
@@ -34,12 +37,13 @@ use std::collections::HashSet;
 
 use warpwright_ptx::DType;
 
+pub use blocks::Block;
 pub use declared::Declared;
 pub use decode::Decoder;
 pub use packing::{Code, Packing};
 
 use super::error::CheckpointError;
-use super::sharded::Checkpoint;
+use super::sharded::{Checkpoint, Located};
 use parts::Parts;
 
 /// How a weight is quantized.
@@ -69,6 +73,8 @@ pub enum Tool {
     Fp8,
     /// LLM.int8 of bitsandbytes.
     BnbInt8,
+    /// Blocks of a GGUF file.
+    Gguf(Block),
 }
 
 impl Tool {
@@ -87,6 +93,7 @@ impl Tool {
             Self::GptOss => "gpt-oss-mxfp4",
             Self::Fp8 => "fp8",
             Self::BnbInt8 => "bnb-int8",
+            Self::Gguf(block) => block.name(),
         }
     }
 }
@@ -172,8 +179,8 @@ pub struct PackedWeight {
     pub name: String,
     /// The scheme.
     pub tool: Tool,
-    /// Number of matrices: experts, or 1.
-    pub matrices: u64,
+    /// Extents before those of a matrix, such as the number of experts.
+    pub leading: Vec<u64>,
     /// N, of one matrix.
     pub rows: u64,
     /// K.
@@ -200,13 +207,13 @@ impl PackedWeight {
     /// The shape of the restored weight.
     pub fn shape(&self) -> Vec<u64> {
         let matrix = if self.transposed { [self.columns, self.rows] } else { [self.rows, self.columns] };
-        if self.tool == Tool::GptOss { [&[self.matrices], &matrix[..]].concat() } else { matrix.to_vec() }
+        [&self.leading[..], &matrix].concat()
     }
 
     /// Rows of all matrices.
-    pub const fn all_rows(&self) -> u64 {
+    pub fn all_rows(&self) -> u64 {
         // The header was refused if the elements of a tensor overflow.
-        self.matrices * self.rows
+        self.leading.iter().product::<u64>() * self.rows
     }
 
     /// Every tensor that belongs to the weight besides that of its codes.
@@ -225,6 +232,9 @@ impl PackedWeight {
     /// A line for people, such as `gptq, 4 bits, groups of 128, zero points, act-order`.
     pub fn describe(&self) -> String {
         let mut text = self.tool.name().to_owned();
+        if let Tool::Gguf(block) = self.tool {
+            return format!("{text}, blocks of {}", block.elements());
+        }
         if let Code::Unsigned(bits) = self.codes.code {
             text.push_str(&format!(", {bits} bits"));
         }
@@ -264,6 +274,10 @@ pub fn find_packed(checkpoint: &Checkpoint) -> Result<Vec<PackedWeight>, Checkpo
     let declared = std::cell::OnceCell::new();
     let mut found = Vec::new();
     for at in checkpoint.tensors() {
+        if at.shard.is_gguf() {
+            found.extend(of_blocks(at));
+            continue;
+        }
         for (suffix, read) in READERS {
             if let Some(base) = at.tensor.name.strip_suffix(suffix) {
                 let parts = Parts::new(checkpoint, at, base, &declared);
@@ -281,6 +295,38 @@ pub fn find_packed(checkpoint: &Checkpoint) -> Result<Vec<PackedWeight>, Checkpo
     }
     found.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(found)
+}
+
+/// A tensor of a GGUF file, if it has blocks; it keeps its name.
+fn of_blocks(at: Located<'_>) -> Option<PackedWeight> {
+    let block = at.shard.block(&at.tensor.name)?;
+    // The header was refused if anything but matrices has blocks.
+    let [leading @ .., rows, row_bytes] = &at.tensor.shape[..] else { return None };
+    let (leading, rows) = (leading.to_vec(), *rows);
+    let columns = row_bytes / block.bytes() as u64 * block.elements() as u64;
+    Some(PackedWeight {
+        name: at.tensor.name.clone(),
+        tool: Tool::Gguf(block),
+        leading,
+        rows,
+        columns,
+        transposed: false,
+        // That of their scales.
+        dtype: if block == Block::Mxfp4 { DType::BF16 } else { DType::F16 },
+        codes: Codes { key: at.tensor.name.clone(), code: Code::Block, packing: Packing::Blocks(block) },
+        scales: Scales {
+            key: None,
+            code: ScaleCode::Float(DType::F32),
+            groups_first: false,
+            rows: rows.max(1),
+            groups: 1,
+            global: Global::None,
+        },
+        zero: Zero::Fixed(0),
+        group_size: block.elements() as u64,
+        group_index: None,
+        companions: Vec::new(),
+    })
 }
 
 #[cfg(test)]

@@ -3,6 +3,8 @@
 use half::f16;
 use warpwright_ptx::float8::{e4m3_value, e5m2_value};
 
+use super::Block;
+
 /// The magnitudes of 4-bit floats (e2m1); bit 3 is the sign. OCP Microscaling Formats, table 5.
 pub const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
@@ -19,6 +21,8 @@ pub enum Code {
     E5m2,
     /// A 4-bit float.
     E2m1,
+    /// A byte of a block, which stands for nothing by itself.
+    Block,
 }
 
 impl Code {
@@ -27,7 +31,7 @@ impl Code {
         match self {
             Self::Unsigned(bits) => bits,
             Self::E2m1 => 4,
-            Self::Int8 | Self::E4m3 | Self::E5m2 => 8,
+            Self::Int8 | Self::E4m3 | Self::E5m2 | Self::Block => 8,
         }
     }
 
@@ -36,7 +40,7 @@ impl Code {
         std::array::from_fn(|code| {
             let code = code as u8;
             match self {
-                Self::Unsigned(_) => f32::from(code),
+                Self::Unsigned(_) | Self::Block => f32::from(code),
                 Self::Int8 => f32::from(code.cast_signed()),
                 // 8-bit floats are f32 numbers.
                 Self::E4m3 => e4m3_value(code) as f32,
@@ -92,6 +96,8 @@ pub enum Packing {
     Nibbles,
     /// u8 \[N, K\].
     Bytes,
+    /// Scales and codes together; [`Block`] decodes them.
+    Blocks(Block),
 }
 
 /// Which nibble of AWQ's word holds the neighbour of this number.
@@ -105,6 +111,7 @@ impl Packing {
             Self::Along => Some((columns * bits as usize).div_ceil(32) * 4),
             Self::Nibbles => Some(columns.div_ceil(2)),
             Self::Bytes => Some(columns),
+            Self::Blocks(block) => Some(columns / block.elements() * block.bytes()),
         }
     }
 
@@ -137,7 +144,7 @@ impl Packing {
                     *code = bytes[start + k / 2] >> (4 * (k % 2)) & 15;
                 }
             }
-            Self::Bytes => {
+            Self::Bytes | Self::Blocks(_) => {
                 let start = row * codes.len();
                 codes.copy_from_slice(&bytes[start..start + codes.len()]);
             }
@@ -164,7 +171,7 @@ impl Packing {
                     bytes[start + k / 2] |= code << (4 * (k % 2));
                 }
             }
-            Self::Bytes => {
+            Self::Bytes | Self::Blocks(_) => {
                 let start = row * codes.len();
                 bytes[start..start + codes.len()].copy_from_slice(codes);
             }

@@ -112,7 +112,7 @@ fn weight(
     Ok(PackedWeight {
         name: parts.key(".weight"),
         tool,
-        matrices: 1,
+        leading: Vec::new(),
         rows: shape[0],
         columns: shape[1],
         transposed: false,

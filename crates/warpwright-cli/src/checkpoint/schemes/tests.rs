@@ -455,3 +455,104 @@ fn experts_of_gpt_oss_are_decoded() {
     });
     assert_same(&got, expected, "gpt-oss");
 }
+
+/// Random blocks whose f16 scales are numbers of ordinary size.
+fn random_blocks(random: &mut Random, block: Block, count: usize) -> Vec<u8> {
+    let mut bytes = random.bytes(count * block.bytes());
+    for one in bytes.chunks_exact_mut(block.bytes()) {
+        let scales: &[usize] = match block {
+            Block::Q4_1 | Block::Q5_1 | Block::Q4K | Block::Q5K => &[0, 2],
+            Block::Q6K => &[208],
+            Block::Mxfp4 => &[],
+            _ => &[0],
+        };
+        for at in scales {
+            let d = f16::from_f32((random.word() % 2000) as f32 / 1000.0 - 1.0);
+            one[*at..at + 2].copy_from_slice(&d.to_le_bytes());
+        }
+    }
+    bytes
+}
+
+/// As ggml's loops write elements, run by run, with every place computed from the beginning of the block.
+fn ggml(block: Block, b: &[u8]) -> Vec<f32> {
+    let half = |at: usize| f16::from_le_bytes([b[at], b[at + 1]]).to_f32();
+    let mut y = vec![0.0; block.elements()];
+    match block {
+        Block::Q4_0 | Block::Q4_1 | Block::Q5_0 | Block::Q5_1 | Block::Mxfp4 => {
+            for j in 0..16 {
+                let (qs, qh) = match block {
+                    Block::Q4_0 => (2, None),
+                    Block::Q4_1 => (4, None),
+                    Block::Q5_0 => (6, Some(2)),
+                    Block::Q5_1 => (8, Some(4)),
+                    _ => (1, None),
+                };
+                let bit = |e: usize| {
+                    qh.map_or(0, |at| u32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]) >> e & 1)
+                };
+                for (e, nibble) in [(j, b[qs + j] & 15), (j + 16, b[qs + j] >> 4)] {
+                    let q = (u32::from(nibble) | bit(e) << 4) as f32;
+                    y[e] = match block {
+                        Block::Q4_0 => half(0) * (q - 8.0),
+                        Block::Q5_0 => half(0) * (q - 16.0),
+                        Block::Mxfp4 => e2m1(nibble) * e8m0_value(b[0]),
+                        _ => half(0) * q + half(2),
+                    };
+                }
+            }
+        }
+        Block::Q8_0 => (0..32).for_each(|e| y[e] = half(0) * f32::from(b[2 + e] as i8)),
+        Block::Q4K | Block::Q5K => {
+            let (qs, mut is) = (if block == Block::Q4K { 16 } else { 48 }, 0);
+            let p = &b[4..16];
+            let scale_min = |j: usize| match j {
+                0..4 => (p[j] & 63, p[j + 4] & 63),
+                _ => ((p[j + 4] & 15) | ((p[j - 4] >> 6) << 4), (p[j + 4] >> 4) | ((p[j] >> 6) << 4)),
+            };
+            for j in (0..256).step_by(64) {
+                for (shift, at) in [(0, j), (4, j + 32)] {
+                    let (sc, m) = scale_min(is);
+                    for l in 0..32 {
+                        let high = if block == Block::Q5K { (b[16 + l] >> is & 1) * 16 } else { 0 };
+                        let q = (b[qs + j / 2 + l] >> shift & 15) + high;
+                        y[at + l] = half(0) * f32::from(sc) * f32::from(q) - half(2) * f32::from(m);
+                    }
+                    is += 1;
+                }
+            }
+        }
+        Block::Q6K => {
+            for n in 0..2 {
+                let (ql, qh, sc) = (64 * n, 128 + 32 * n, 192 + 8 * n);
+                for l in 0..32 {
+                    let of = |byte: u8, pair: u32| i32::from(byte | (b[qh + l] >> (2 * pair) & 3) << 4) - 32;
+                    let q = [
+                        of(b[ql + l] & 15, 0),
+                        of(b[ql + l + 32] & 15, 1),
+                        of(b[ql + l] >> 4, 2),
+                        of(b[ql + l + 32] >> 4, 3),
+                    ];
+                    for (quarter, q) in q.into_iter().enumerate() {
+                        let scale = f32::from(b[sc + l / 16 + 2 * quarter] as i8);
+                        y[128 * n + 32 * quarter + l] = half(208) * scale * q as f32;
+                    }
+                }
+            }
+        }
+    }
+    y
+}
+
+#[test]
+fn blocks_of_gguf_are_decoded_as_ggml_does() {
+    let mut random = Random(12);
+    for number in 0..64 {
+        let Some(block) = Block::from_number(number) else { continue };
+        let bytes = random_blocks(&mut random, block, 20);
+        let mut got = Vec::new();
+        block.decode(&bytes, &mut got);
+        let expected = bytes.chunks_exact(block.bytes()).flat_map(|one| ggml(block, one));
+        assert_same(&got, expected, block.name());
+    }
+}

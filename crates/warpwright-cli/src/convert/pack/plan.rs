@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::Options;
 use super::encode::Rule;
-use crate::checkpoint::schemes::{PackedWeight, ScaleCode};
+use crate::checkpoint::schemes::{PackedWeight, ScaleCode, Tool};
 use crate::checkpoint::{CheckpointError, Defect, Layout, Reader, StoredType, TensorInfo, TensorSpec};
 
 /// Where the numbers of an output come from.
@@ -126,6 +126,10 @@ fn of_packed<'a>(
 ) -> Result<Item<'a>, CheckpointError> {
     let fail =
         |message: String| CheckpointError::tensor(shard.path(), &tensor.name, Defect::Scheme { message });
+    if matches!(weight.tool, Tool::Gguf(_)) {
+        let message = "weights of GGUF have llama.cpp's names, which loaders of this format do not know: dequantize them";
+        return Err(fail(message.to_owned()));
+    }
     if weight.shape().len() != 2 || !weight.name.ends_with(".weight") {
         return Err(fail("experts in one tensor have no place in this format: dequantize them".to_owned()));
     }
