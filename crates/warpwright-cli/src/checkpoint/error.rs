@@ -238,6 +238,12 @@ pub enum Defect {
         /// The part that does not fit.
         message: String,
     },
+    /// A quantized weight has no place in the format that was asked for.
+    #[error("{message}")]
+    Unfit {
+        /// Which weight, and what it lacks.
+        message: String,
+    },
     /// A part of a quantized weight has another type or shape than the others ask for.
     #[error("quantized weight: {} is {dtype} {shape:?}, expected {expected}", Quoted(key))]
     PartShape {
@@ -337,6 +343,7 @@ impl Defect {
                 "index and shards do not belong together: fetch the whole set again".to_owned()
             }
             Self::ShardName { .. } => "shards must lie beside the index".to_owned(),
+            Self::Unfit { .. } => "name another format or --group-size, or use `warpwright dequantize`".to_owned(),
             Self::ScaleRange { .. } => "copy the weight through unquantized with --skip NAME".to_owned(),
             Self::NonFinite { .. } => {
                 "repair the weight, or copy it through unquantized with --skip NAME".to_owned()

@@ -1,4 +1,4 @@
-//! Checkpoints: safetensors files, single or sharded, read and written without holding a model in memory.
+//! Checkpoints: safetensors files, single or sharded, read and written without holding a model in memory, and GGUF files, read.
 //!
 //! Nothing here trusts a file. A header is checked as a whole before the first byte of data is used, and every
 //! refusal is a [`CheckpointError`] that names the file, the tensor and what to do about it.

@@ -235,7 +235,7 @@ impl<'de> Deserialize<'de> for Pairs {
     }
 }
 
-/// An open safetensors file.
+/// An open safetensors or GGUF file.
 #[derive(Debug)]
 pub struct Reader {
     path: PathBuf,

@@ -101,11 +101,13 @@ fn options(args: &ConvertArgs, packed: &[PackedWeight]) -> Result<pack::Options,
     let format = args.format;
     let has_zero_points = |weight: &PackedWeight| match weight.zero {
         Zero::Fixed(_) => false,
-        Zero::Gptq { symmetric, .. } => !symmetric,
+        // Zero points that nothing is said about may be any.
+        Zero::Gptq { symmetric, .. } => symmetric != Some(true),
         Zero::Awq(_) | Zero::Packed(_) | Zero::Int8(_) => true,
     };
-    // The size of most groups; a weight that is narrower has one of its own.
-    let usual = packed.iter().map(|weight| weight.group_size).max().and_then(|size| u32::try_from(size).ok());
+    // A scale for each row is no size of groups that others could have, nor is that of a weight narrower than a group.
+    let in_groups = packed.iter().filter(|weight| weight.scales.groups > 1);
+    let usual = in_groups.map(|weight| weight.group_size).max().and_then(|size| u32::try_from(size).ok());
     let asked = match (args.group_size, format.fixed_group_size()) {
         (None, None) => usual.filter(|size| size.is_multiple_of(8)),
         (asked, _) => asked,

@@ -45,7 +45,14 @@ impl Change {
         left.sort();
         let (size, asymmetric) = (options.group_size, options.asymmetric);
         // As `re.match` of a module's name in GPTQModel and vLLM.
-        let pattern = |module: &String| (format!("-:^{}$", module.replace('.', "\\.")), json!({}));
+        let escape = |c: char| {
+            let plain = c.is_alphanumeric() || c == '_';
+            [(!plain).then_some('\\'), Some(c)].into_iter().flatten()
+        };
+        let pattern = |module: &String| {
+            let escaped: String = module.chars().flat_map(escape).collect();
+            (format!("-:^{escaped}$"), json!({}))
+        };
         Self::Entry(match options.format {
             PackedFormat::Gptq => json!({
                 "quant_method": "gptq",

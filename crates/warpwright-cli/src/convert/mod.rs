@@ -1,4 +1,5 @@
-//! Checkpoint to checkpoint: the engines of `quantize` and `dequantize`.
+//! Checkpoint to checkpoint: the engines of `quantize`, `dequantize` and `convert`. What the kernels do goes through chunks; formats
+//! of other tools are read in bands of rows and written a weight at a time, on the host ([`pack`]).
 //!
 //! Tensors pass through in chunks of whole groups. Every core takes chunks all the way, from a positioned read over a stream
 //! of its own on the device to a positioned write: so reading, copying, computing and writing overlap, and the memory needed

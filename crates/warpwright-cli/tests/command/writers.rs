@@ -290,6 +290,17 @@ fn a_conversion_that_cannot_keep_codes_quantizes_again() {
         let inspected = place.json(&["inspect", &out, "--json"]);
         assert_eq!(inspected["defect"], Value::Null, "{format}");
     }
+    // Half of a row's group has no place.
+    let ran = place.run(&["convert", "int4", "-o", "none", "--format", "gptq", "--group-size", "64"]);
+    assert_eq!(ran.code, Some(2));
+    assert!(
+        ran.err.contains("a weight of [160, 96] cannot be stored as gptq")
+            || ran.err.contains("a weight of [32, 96]"),
+        "{}",
+        ran.err
+    );
+    assert!(ran.err.contains("help: name another format or --group-size"), "{}", ran.err);
+    assert!(!place.path("none").exists());
     // Back to integers of other groups.
     let told = place.json(&[
         "convert",

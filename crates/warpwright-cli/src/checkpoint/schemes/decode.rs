@@ -295,8 +295,14 @@ impl<'a> Source<'a> {
                         unpack_stream(|at| word(&bytes, group * width + at), bits, codes);
                     }
                 }
+                // What is said about the format is not always so; the middle code in every place says it itself.
                 let middle = 1u8 << (bits - 1);
-                let add = u8::from(*less_one && !(*symmetric && codes.iter().all(|code| *code == middle)));
+                let all = |code: u8| codes.iter().all(|other| *other == code);
+                let add = match symmetric {
+                    None | Some(true) if all(middle) => 0,
+                    Some(true) if all(middle - 1) => 1,
+                    _ => u8::from(*less_one),
+                };
                 let mask = ((1u16 << bits) - 1) as u8;
                 codes.iter_mut().for_each(|code| *code = code.wrapping_add(add) & mask);
                 numbers(self.rows_first(&codes))

@@ -84,11 +84,7 @@ fn read(parts: &Parts<'_>) -> Result<PackedWeight, CheckpointError> {
             groups,
             global: Global::None,
         },
-        zero: Zero::Gptq {
-            key: parts.key(".qzeros"),
-            less_one,
-            symmetric: declared.truth("sym") != Some(false),
-        },
+        zero: Zero::Gptq { key: parts.key(".qzeros"), less_one, symmetric: declared.truth("sym") },
         group_size,
         group_index: has_index.then(|| parts.key(".g_idx")),
         companions: Vec::new(),

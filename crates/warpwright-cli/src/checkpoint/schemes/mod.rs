@@ -161,8 +161,8 @@ pub enum Zero {
         key: String,
         /// Whether one less is stored.
         less_one: bool,
-        /// Whether all of them are said, or may be, to be the middle code.
-        symmetric: bool,
+        /// Whether all of them are the middle code, if that is declared.
+        symmetric: Option<bool>,
     },
     /// AutoAWQ's way: as its codes.
     Awq(String),
@@ -246,8 +246,8 @@ impl PackedWeight {
             (_, rows, _) => format!(", blocks of {rows} x {}", self.group_size),
         });
         match self.zero {
-            Zero::Fixed(_) => {}
-            Zero::Gptq { symmetric: true, .. } => text.push_str(", symmetric"),
+            Zero::Fixed(_) | Zero::Gptq { symmetric: None, .. } => {}
+            Zero::Gptq { symmetric: Some(true), .. } => text.push_str(", symmetric"),
             _ => text.push_str(", zero points"),
         }
         if self.group_index.is_some() && self.tool == Tool::PackQuantized {

@@ -167,6 +167,7 @@ fn symmetric_gptq_is_believed_by_its_words() {
         (0x7777_7777u32, says("gptq")),
         (0x8888_8888, says("gptq")),
         (0x8888_8888, says("gptq_v2")),
+        (0x7777_7777, says("gptq_v2")),
         (0x7777_7777, Value::Null),
         (0x8888_8888, Value::Null),
     ] {

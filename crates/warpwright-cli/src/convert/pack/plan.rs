@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::Options;
 use super::encode::Rule;
-use crate::checkpoint::schemes::{PackedWeight, ScaleCode, Tool};
+use crate::checkpoint::schemes::{Code, PackedWeight, ScaleCode, Tool};
 use crate::checkpoint::{CheckpointError, Defect, Layout, Reader, StoredType, TensorInfo, TensorSpec};
 
 /// Where the numbers of an output come from.
@@ -125,17 +125,17 @@ fn of_packed<'a>(
     first: usize,
 ) -> Result<Item<'a>, CheckpointError> {
     let fail =
-        |message: String| CheckpointError::tensor(shard.path(), &tensor.name, Defect::Scheme { message });
+        |message: String| CheckpointError::tensor(shard.path(), &tensor.name, Defect::Unfit { message });
     if matches!(weight.tool, Tool::Gguf(_)) {
-        let message = "weights of GGUF have llama.cpp's names, which loaders of this format do not know: dequantize them";
+        let message = "weights of GGUF have llama.cpp's names, which loaders of this format do not know";
         return Err(fail(message.to_owned()));
     }
     if weight.shape().len() != 2 || !weight.name.ends_with(".weight") {
-        return Err(fail("experts in one tensor have no place in this format: dequantize them".to_owned()));
+        return Err(fail("experts in one tensor have no place in this format".to_owned()));
     }
-    // Scales that are kept must have a type that holds them.
-    let dtype = match weight.scales.code {
-        ScaleCode::Float(dtype) => StoredType::from_float(dtype),
+    // Scales of integers may be kept, and stay in the type that holds them.
+    let dtype = match (weight.codes.code, weight.scales.code) {
+        (Code::Unsigned(4), ScaleCode::Float(dtype)) => StoredType::from_float(dtype),
         _ => StoredType::from_float(weight.dtype),
     };
     let rule = options.rule(dtype.unwrap_or(StoredType::F32));
