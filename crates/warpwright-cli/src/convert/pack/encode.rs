@@ -166,13 +166,23 @@ impl Rule {
         if !self.search {
             return Some(best);
         }
-        let error = |scale: Scale| -> f64 {
-            let difference = |x: &f32| f64::from(*x) - f64::from(self.restore(self.code(*x, scale), scale));
-            group.iter().map(|x| difference(x).powi(2)).sum()
+        // The sum of squared errors, or any number from `least` on if it comes to that.
+        let error = |scale: Scale, least: f64| -> f64 {
+            let mut sum = 0.0;
+            for part in group.chunks(16) {
+                for x in part {
+                    let difference = f64::from(*x) - f64::from(self.restore(self.code(*x, scale), scale));
+                    sum += difference * difference;
+                }
+                if sum >= least {
+                    break;
+                }
+            }
+            sum
         };
-        let mut least = error(best);
+        let mut least = error(best, f64::INFINITY);
         for candidate in candidates {
-            let of_candidate = error(candidate);
+            let of_candidate = error(candidate, least);
             if of_candidate < least {
                 (best, least) = (candidate, of_candidate);
             }
