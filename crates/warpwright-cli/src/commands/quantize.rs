@@ -49,24 +49,7 @@ pub fn run(args: &QuantizeArgs, console: &mut Console) -> Result<Outcome, Error>
     note_idle_globs(args, &checkpoint, console);
     let output = Destination::new(input, &checkpoint, &args.output, args.force)?;
     let shown = Shown(output.shown()).to_string();
-    let device = match job {
-        Job::Own(_) => Some(open_quiet(&args.device.device, console)?),
-        Job::Packed(_) => None,
-    };
-    let started = Instant::now();
-    let summary = {
-        let bytes = checkpoint.tensors().map(|at| at.tensor.bytes()).sum();
-        let progress = console.progress(bytes);
-        match (&job, &device) {
-            (Job::Own(options), Some(device)) => {
-                quantize::run(&checkpoint, output, options, &DeviceKernels::new(device), &progress)?
-            }
-            (Job::Own(_), None) => Summary::default(),
-            (Job::Packed(options), _) => pack::run(&checkpoint, output, options, &[], true, &progress)?,
-        }
-    };
-    let device = device.map_or_else(|| HOST.to_owned(), |device| device.to_string());
-    let seconds = started.elapsed().as_secs_f64();
+    let Done { summary, device, seconds } = job.run(args, &checkpoint, output, console)?;
     let wrong = summary.has_mismatches();
     for note in &summary.notes {
         console.note(note);
@@ -132,6 +115,13 @@ enum Job {
     Packed(pack::Options),
 }
 
+/// The outcome of the work, where it was done, and how long that took.
+struct Done {
+    summary: Summary,
+    device: String,
+    seconds: f64,
+}
+
 impl Job {
     fn new(args: &QuantizeArgs) -> Result<Self, Error> {
         let skip = globs(&args.skip)?;
@@ -166,6 +156,34 @@ impl Job {
                 Self::Packed(pack::Options { format, group_size, asymmetric, search: args.search, skip })
             }
         })
+    }
+
+    fn run(
+        &self,
+        args: &QuantizeArgs,
+        checkpoint: &Checkpoint,
+        output: Destination,
+        console: &Console,
+    ) -> Result<Done, Error> {
+        let bytes = checkpoint.tensors().map(|at| at.tensor.bytes()).sum();
+        let done = |summary, device, started: Instant| {
+            let seconds = started.elapsed().as_secs_f64();
+            Done { summary, device, seconds }
+        };
+        match self {
+            Self::Own(options) => {
+                let device = open_quiet(&args.device.device, console)?;
+                let kernels = DeviceKernels::new(&device);
+                let (started, progress) = (Instant::now(), console.progress(bytes));
+                let summary = quantize::run(checkpoint, output, options, &kernels, &progress)?;
+                Ok(done(summary, device.to_string(), started))
+            }
+            Self::Packed(options) => {
+                let (started, progress) = (Instant::now(), console.progress(bytes));
+                let summary = pack::run(checkpoint, output, options, &[], true, &progress)?;
+                Ok(done(summary, HOST.to_owned(), started))
+            }
+        }
     }
 
     /// A line for people, such as `int4, groups of 64, symmetric`.
