@@ -1,6 +1,7 @@
 """What stands between the large operations of a network, and its optimizer: what each library calls for a case.
 
-Options: `dim` of `sum`; `kv_heads` of `rotary_embedding`, whose shape is (batch, steps, heads, head_dim); `count` of `embedding`, the number of indices
+Options: `dim` of `sum`; `kv_heads` of `rotary_embedding`, whose shape is (batch, steps, heads, head_dim), and of `append_kv_cache`, of the same shape,
+with the rows of the caches as `capacity`; `count` of `embedding`, the number of indices
 into a table of the shape. The shape of `adamw_step` is that of all parameters, each row one of them.
 """
 
@@ -85,6 +86,47 @@ class Rotary(Problem):
         return lambda out=None: ww.rotary_embedding(*self.inputs, out=out)
 
 
+class AppendKvCache(Problem):
+    """The next tokens of sequences, of which each is a token shorter than the one before: queries and keys are rotated as above, and keys and
+    values go to their places."""
+
+    def __init__(self, case: Case, draw: Draw) -> None:
+        super().__init__(case, draw)
+        batch, steps, _, head_dim = case.shape
+        rows, kv_heads = case.option("capacity"), case.option("kv_heads")
+        self.inputs += [draw((batch, steps, kv_heads, head_dim)) for _ in range(2)]
+        angles = draw((rows, head_dim // 2), torch.float32)
+        whole = torch.cat([angles, angles], -1).to(self.x.dtype)
+        self.inputs += [whole.cos(), whole.sin()]
+        self.lengths = rows - torch.arange(batch, device=self.x.device, dtype=torch.int32)
+        self.caches = [self.x.new_zeros(batch, rows, kv_heads, head_dim) for _ in range(2)]
+        self.sequences = torch.arange(batch, device=self.x.device)[:, None]
+        self.places = self.lengths[:, None].long() - steps + torch.arange(steps, device=self.x.device)
+
+    def theirs(self, x: torch.Tensor, *rest: Any) -> Any:
+        k, v, *tables = rest
+        cos, sin = (table[self.places].unsqueeze(2) for table in tables)
+        k_cache, v_cache = self.caches if x.dtype == self.x.dtype else [c.to(x.dtype) for c in self.caches]
+
+        def turned(t: torch.Tensor) -> torch.Tensor:
+            first, second = t.chunk(2, -1)
+            return t * cos + torch.cat((-second, first), -1) * sin
+
+        k_cache[self.sequences, self.places] = turned(k)
+        v_cache[self.sequences, self.places] = v
+        return turned(x), k_cache, v_cache
+
+    def ours(self, ww: Any) -> Function:
+        q, k, v, cos, sin = self.inputs
+        options = {"key_lengths": self.lengths, "q": q, "cos": cos, "sin": sin}
+
+        def append(out: Any = None) -> Any:
+            turned = ww.append_kv_cache(k, v, *self.caches, **options, out=None if out is None else out[0])
+            return turned, *self.caches
+
+        return append
+
+
 class Embedding(Problem):
     def __init__(self, case: Case, draw: Draw) -> None:
         super().__init__(case, draw)
@@ -148,6 +190,7 @@ PROBLEMS: dict[str, type[Problem]] = {
     "dropout": Dropout,
     "dropout_add": Dropout,
     "sum": Sum,
+    "append_kv_cache": AppendKvCache,
     "rotary_embedding": Rotary,
     "embedding": Embedding,
     "adamw_step": AdamW,

@@ -126,6 +126,9 @@ class Case:
         if self.op == "linear_cross_entropy":
             rows, features, classes = self.shape
             return (rows + classes) * features * size * {"forward": 1, "both": 2}[self.direction]
+        if self.op == "append_kv_cache":
+            batch, steps, heads, width = self.shape
+            return 2 * batch * steps * (heads + 2 * self.option("kv_heads")) * width * size
         if self.op == "rotary_embedding":
             batch, steps, heads, width = self.shape
             return 2 * batch * steps * (heads + self.option("kv_heads", heads)) * width * size
