@@ -415,8 +415,8 @@ pub struct DequantizeArgs {
 
 const CONVERT_EXAMPLES: &str = "Reads the quantized weights that `dequantize` lists, but those of bitsandbytes, int4, gpt-oss and GGUF. Codes, zero points
 and scales are kept where the new format can hold them, with groups of the same size: then every weight stays the same to the
-bit, and its error is 0. Where only the type of scales is another, they are rounded to it. Other weights are dequantized and
-quantized again. All other tensors are copied.
+bit, and its error is 0. Where only the type of scales is another, they are rounded to it, as is the reciprocal of ModelOpt's factor
+for nvfp4. Other weights are dequantized and quantized again. All other tensors are copied.
 
 Examples:
   warpwright convert model-gptq/ -o model-ct/ --format compressed-tensors-int4

@@ -343,7 +343,17 @@ fn four_bit_floats_of_modelopt_keep_codes_and_scales() {
     std::fs::create_dir(place.path("modelopt")).expect("a folder");
     place.write("modelopt/model.safetensors", safetensors::serialize(views, None).expect("a file"));
     let told = place.json(&["convert", "modelopt", "-o", "back", "--format", "nvfp4", "--json"]);
-    assert!(told["tensors"].as_array().expect("a list").iter().all(|t| t["relative_error"] == 0.0), "{told}");
+    // The reciprocal of the factor is rounded, and so is what readers divide by it.
+    let (x, y) = (restored(&place, "modelopt"), restored(&place, "back"));
+    let told = told["tensors"].as_array().expect("a list");
+    assert!(told.iter().any(|tensor| tensor["max_error"] != 0.0), "{told:?}");
+    for tensor in told {
+        let name = tensor["name"].as_str().expect("a name");
+        let pairs = || f32s(&x[name]).into_iter().zip(f32s(&y[name]));
+        let largest = pairs().map(|(x, y)| (x - y).abs()).fold(0f32, f32::max);
+        assert_eq!(tensor["max_error"].as_f64(), Some(f64::from(largest)), "{name}");
+        assert!(pairs().all(|(x, y)| (x - y).abs() <= 2.0 * f32::EPSILON * x.abs()), "{name}");
+    }
     let back = tensors(&place, "back/model.safetensors");
     assert_eq!(back.len(), 6);
     for (name, bytes) in &back {

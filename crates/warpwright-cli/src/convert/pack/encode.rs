@@ -126,7 +126,7 @@ impl Rule {
                 let around = std::iter::once(middle).chain((-8..=4).map(|step| middle + step));
                 let candidates = around.filter(|bits| (1..=0x7e).contains(bits)).map(|bits| {
                     let bits = bits as u8;
-                    Scale { value: e4m3_value(bits) as f32 / self.global, bits: bits.into(), zero: 0 }
+                    Scale { value: self.nvfp4_scale(bits), bits: bits.into(), zero: 0 }
                 });
                 self.best(group, candidates)
             }
@@ -137,6 +137,11 @@ impl Rule {
                 self.best(group, ratios.filter_map(|ratio| self.integer_scale(low * ratio, high * ratio)))
             }
         }
+    }
+
+    /// A scale of NVFP4 as readers have it: an 8-bit float, which is an f32 number, by the divisor of the weight.
+    pub(super) fn nvfp4_scale(&self, bits: u8) -> f32 {
+        e4m3_value(bits) as f32 / self.global
     }
 
     /// The scale of integers from `low` to `high`.

@@ -354,10 +354,12 @@ impl Job<'_> {
             && weight.group_size.min(weight.columns) == (rule.group_size as u64).min(weight.columns)
             && weight.scales.rows == rule.block_rows() as u64
             && has_divisor == (rule.format == PackedFormat::Nvfp4);
-        let Some((scales, exact)) = alike.then(|| kept_scales(decoder, rule)).flatten() else {
+        if !alike {
             return Ok(false);
-        };
-        encoder.rule.global = decoder.divisor()?;
+        }
+        let rule = Rule { global: decoder.divisor()?, ..rule };
+        let Some((scales, exact)) = kept_scales(decoder, rule) else { return Ok(false) };
+        encoder.rule = rule;
         let (columns, groups) = (encoder.columns, weight.scales.groups as usize);
         let step = (CHUNK / weight.columns.max(1)).max(1);
         for start in (0..weight.rows).step_by(usize::try_from(step).unwrap_or(usize::MAX)) {
@@ -396,7 +398,12 @@ fn kept_scales(decoder: &Decoder<'_>, rule: Rule) -> Option<(Vec<Scale>, bool)> 
                 _ => true,
             };
             let (value, bits) = match rule.scale_type {
-                StoredType::U8 | StoredType::F8E4M3 => (*stored, decoder.stored_scale(block, group)?.into()),
+                StoredType::U8 => (*stored, decoder.stored_scale(block, group)?.into()),
+                // The reciprocal of a factor is rounded, so a quotient may differ from the product.
+                StoredType::F8E4M3 => {
+                    let bits = decoder.stored_scale(block, group)?;
+                    (rule.nvfp4_scale(bits), bits.into())
+                }
                 dtype => {
                     let value = in_type(*stored, dtype);
                     (value, value.to_bits())
