@@ -7,10 +7,11 @@ use tempfile::TempDir;
 
 use super::config::{self, CONFIG, Change};
 use crate::checkpoint::atomic::{check_free, folder_of, sync_folder};
-use crate::checkpoint::sharded::SINGLE;
+use crate::checkpoint::sharded::{INDEX, SINGLE};
 use crate::checkpoint::{AtomicFile, Checkpoint, CheckpointError, Defect, Layout, Storage, Writer};
 use crate::error::Error;
 use crate::interrupt::{self, Leftover};
+use crate::paths::Shown;
 
 /// Files of a model's folder that go with any form of its weights: what reads text, and defaults of inference.
 const COMPANIONS: [&str; 14] = [
@@ -80,6 +81,19 @@ impl Destination {
         } else {
             folder_form(if is_index { folder_of(output) } else { output }, replace)?
         };
+        if let Form::OldFolder(folder) = &form {
+            // Which of the two forms a loader prefers is its own affair, so there must not be both.
+            let other = folder.join(if checkpoint.is_sharded() { SINGLE } else { INDEX });
+            if other.exists() {
+                return Err(Error::usage(
+                    format!(
+                        "{}: would be loaded instead of the output, which does not replace it",
+                        Shown(&other)
+                    ),
+                    "remove the checkpoint that it belongs to, or name another folder",
+                ));
+            }
+        }
         Ok(Self { form, replace, pending: Vec::new() })
     }
 

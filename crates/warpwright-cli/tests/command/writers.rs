@@ -410,3 +410,37 @@ fn numbers_that_have_no_code_or_scale_are_refused() {
         assert_eq!(place.files(), ["in.safetensors"]);
     }
 }
+
+/// A folder with both forms of a checkpoint would be two models, of which loaders take the one or the other.
+#[test]
+fn a_checkpoint_of_the_other_form_is_not_left_beside_the_output() {
+    let place = Place::new();
+    model(&place, Dtype::F32);
+    std::fs::create_dir(place.path("sharded")).expect("a folder");
+    place.write("sharded/a.safetensors", place.read("model/model.safetensors"));
+    let map: BTreeMap<_, _> =
+        tensors(&place, "model/model.safetensors").into_keys().map(|name| (name, "a.safetensors")).collect();
+    place.write("sharded/model.safetensors.index.json", json!({"weight_map": map}).to_string());
+    for folder in ["one", "many"] {
+        std::fs::create_dir(place.path(folder)).expect("a folder");
+    }
+    place.write("one/model.safetensors", "theirs");
+    place.write("many/model.safetensors.index.json", "theirs");
+    for (input, output, other) in [
+        ("model", "many", "many/model.safetensors.index.json"),
+        ("model/model.safetensors", "many", "many/model.safetensors.index.json"),
+        ("sharded", "one", "one/model.safetensors"),
+    ] {
+        let ran = place.run(&["quantize", input, "-o", output, "--format", "fp8", "--force"]);
+        assert_eq!(ran.code, Some(2), "{input}: {}", ran.err);
+        assert!(ran.err.starts_with(&format!("error: {other}: would be loaded instead")), "{}", ran.err);
+        assert!(ran.err.contains("\nhelp: remove the checkpoint"), "{}", ran.err);
+        assert_eq!(place.read(other), b"theirs");
+        assert_eq!(std::fs::read_dir(place.path(output)).expect("a folder").count(), 1, "{output}");
+    }
+    // Of the same form, it is replaced.
+    for (input, output) in [("model", "one"), ("sharded", "many")] {
+        place.json(&["quantize", input, "-o", output, "--format", "fp8", "--force", "--json"]);
+        assert_eq!(place.json(&["inspect", output, "--json"])["schemes"], json!(["fp8"]));
+    }
+}
