@@ -255,7 +255,7 @@ pub fn find_quantized(checkpoint: &Checkpoint) -> Result<Vec<QuantizedWeight>, C
     found.sort_by(|a: &QuantizedWeight, b| a.name.cmp(&b.name));
     if let Some(pair) = found.windows(2).find(|pair| pair[0].name == pair[1].name) {
         let defect = Defect::Scheme { message: "has two quantization states".to_owned() };
-        return Err(CheckpointError::tensor(checkpoint.folder(), &pair[0].name, defect));
+        return Err(CheckpointError::tensor(checkpoint.path_of(&pair[0].name), &pair[0].name, defect));
     }
     Ok(found)
 }

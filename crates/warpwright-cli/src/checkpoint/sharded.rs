@@ -133,6 +133,19 @@ impl Checkpoint {
         &self.folder
     }
 
+    /// What messages call it: its only file, else its folder.
+    pub fn path(&self) -> &Path {
+        match (&self.index, &self.shards[..]) {
+            (None, [only]) => only.path(),
+            _ => &self.folder,
+        }
+    }
+
+    /// The file that holds a tensor; of one that is in none, what messages call the checkpoint.
+    pub fn path_of(&self, name: &str) -> &Path {
+        self.get(name).map_or(self.path(), |at| at.shard.path())
+    }
+
     /// The files.
     pub fn shards(&self) -> &[Reader] {
         &self.shards

@@ -22,6 +22,7 @@ use crate::checkpoint::{
     TensorSpec, Writer,
 };
 use crate::error::Error;
+use crate::paths::Shown;
 
 /// The result of a quantized weight.
 #[derive(Clone, Debug)]
@@ -65,7 +66,7 @@ pub fn run(
     let (own, packed) = (find_quantized(checkpoint)?, find_packed(checkpoint)?);
     if own.is_empty() && packed.is_empty() {
         return Err(Error::usage(
-            format!("{}: holds no quantized weights", checkpoint.folder().display()),
+            format!("{}: holds no quantized weights", Shown(checkpoint.path())),
             "`warpwright inspect` shows what it holds",
         ));
     }
@@ -323,14 +324,17 @@ struct Parts<'a> {
 
 impl<'a> Parts<'a> {
     fn wrong(&self, message: String) -> CheckpointError {
-        CheckpointError::tensor(self.checkpoint.folder(), &self.weight.name, Defect::Scheme { message })
+        self.fail(Defect::Scheme { message })
+    }
+
+    fn fail(&self, defect: Defect) -> CheckpointError {
+        let name = &self.weight.name;
+        CheckpointError::tensor(self.checkpoint.path_of(name), name, defect)
     }
 
     fn locate(&self, suffix: &str) -> Result<Located<'a>, CheckpointError> {
         let key = format!("{}{suffix}", self.weight.name);
-        self.checkpoint.get(&key).ok_or_else(|| {
-            CheckpointError::tensor(self.checkpoint.folder(), &self.weight.name, Defect::MissingPart { key })
-        })
+        self.checkpoint.get(&key).ok_or_else(|| self.fail(Defect::MissingPart { key }))
     }
 
     fn read(&self, suffix: &str) -> Result<Vec<u8>, CheckpointError> {

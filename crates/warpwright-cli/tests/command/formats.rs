@@ -330,6 +330,7 @@ fn groups_that_are_not_there_and_shapes_that_are_none_are_refused() {
         let ran =
             place.run(&["dequantize", "model.safetensors", "-o", "out.safetensors", "--device", "emulator"]);
         assert_eq!(ran.code, Some(2), "{}", ran.err);
+        assert!(ran.err.starts_with("error: model.safetensors: tensor 'l.weight': "), "{}", ran.err);
         assert!(ran.err.contains(shown), "{}", ran.err);
         assert_eq!(place.files(), ["model.safetensors"]);
     }

@@ -1,8 +1,8 @@
 //! compressed-tensors' `weight_packed`: integers of 1 to 8 bits in words along K, and 4-bit floats in bytes.
 
 use super::parts::Parts;
-use super::{Code, Codes, PackedWeight, Packing, Tool, Zero, float4};
-use crate::checkpoint::error::CheckpointError;
+use super::{Code, Codes, PackedWeight, Packing, Tool, Zero, float4, packing};
+use crate::checkpoint::error::{CheckpointError, Quoted};
 use crate::checkpoint::stored::StoredType;
 
 /// Scales of activations, which stand beside weights.
@@ -19,18 +19,19 @@ pub(super) fn read(parts: &Parts<'_>) -> Result<Option<PackedWeight>, Checkpoint
 fn integers(parts: &Parts<'_>) -> Result<PackedWeight, CheckpointError> {
     let declared = parts.declared()?;
     if let Some(format) = declared.text("format").filter(|format| format.starts_with("marlin")) {
-        return Err(parts.unsupported(format!("the format {format:?} of compressed-tensors is not read")));
+        return Err(
+            parts.unsupported(format!("the format {} of compressed-tensors is not read", Quoted(format)))
+        );
     }
     let words = parts.typed(".weight_packed", &[StoredType::I32], 2)?;
     let [rows, columns] = shape(parts)?;
-    let packed = |n: u64, bits: u32| n.checked_mul(bits.into()).map(|bits| bits.div_ceil(32));
-    let fits = |bits: u32| packed(columns, bits) == Some(words[1]);
+    let fits = |bits: u32| packing::words(columns, bits) == Some(words[1]);
     let bits = match declared.bits()? {
         Some(bits) => bits,
         None => [4, 8, 2, 3, 5, 6, 7, 1].into_iter().find(|bits| fits(*bits)).unwrap_or(4),
     };
     if words[0] != rows || !fits(bits) {
-        let width = packed(columns, bits).unwrap_or(u64::MAX);
+        let width = packing::words(columns, bits).unwrap_or(u64::MAX);
         return Err(parts.misfit(".weight_packed", format!("I32 {:?} for {bits} bits", [rows, width])));
     }
     let (scales, group_size) = parts.scales_by_shape(".weight_scale", [rows, columns])?;
@@ -38,7 +39,7 @@ fn integers(parts: &Parts<'_>) -> Result<PackedWeight, CheckpointError> {
         return Err(parts.misfit(".weight_scale", "F32, F16 or BF16".to_owned()));
     }
     let zero = if parts.has(".weight_zero_point") {
-        let packed_rows = packed(rows, bits).unwrap_or(u64::MAX);
+        let packed_rows = packing::words(rows, bits).unwrap_or(u64::MAX);
         parts.expect(".weight_zero_point", &[StoredType::I32], &[packed_rows, scales.groups])?;
         if scales.rows != 1 {
             return Err(parts.misfit(".weight_scale", "a scale for each row or group".to_owned()));
@@ -84,10 +85,7 @@ fn shape(parts: &Parts<'_>) -> Result<[u64; 2], CheckpointError> {
         return Err(parts.misfit(".weight_shape", "two numbers".to_owned()));
     }
     let bytes = at.shard.read(at.tensor)?;
-    let numbers: Vec<i64> = match at.tensor.dtype {
-        StoredType::I64 => bytes.as_chunks::<8>().0.iter().map(|b| i64::from_le_bytes(*b)).collect(),
-        _ => bytes.as_chunks::<4>().0.iter().map(|b| i32::from_le_bytes(*b).into()).collect(),
-    };
+    let numbers = packing::integers(&bytes, at.tensor.dtype);
     match numbers[..] {
         [n, k] if n >= 0 && k >= 0 => Ok([n as u64, k as u64]),
         _ => Err(parts.unsupported(format!("weight_shape holds {numbers:?}, which is no shape"))),

@@ -3,20 +3,17 @@
 
 use std::ops::Range;
 
-use warpwright_ptx::DType;
 use warpwright_ptx::float8::e4m3_value;
 
-use super::packing::{e8m0_value, f16_value, unpack_stream};
+use super::packing::{e8m0_value, float_values, integers, unpack_stream};
 use super::{Global, PackedWeight, Packing, ScaleCode, Zero};
 use crate::checkpoint::error::{CheckpointError, Defect};
 use crate::checkpoint::sharded::{Checkpoint, Located};
-use crate::checkpoint::stored::StoredType;
 
 /// A packed weight with its scales, zero points and groups in memory.
 #[derive(Debug)]
 pub struct Decoder<'a> {
-    checkpoint: &'a Checkpoint,
-    weight: &'a PackedWeight,
+    source: Source<'a>,
     columns: usize,
     /// All codes, where those of a row do not lie together.
     whole: Option<Vec<u8>>,
@@ -39,10 +36,8 @@ impl<'a> Decoder<'a> {
     /// # Errors
     /// A tensor cannot be read or held, or a column is in a group that there is not.
     pub fn open(checkpoint: &'a Checkpoint, weight: &'a PackedWeight) -> Result<Self, CheckpointError> {
-        let fail = |defect| CheckpointError::tensor(checkpoint.folder(), &weight.name, defect);
-        let size = |n: u64| usize::try_from(n).map_err(|_| fail(out_of_memory()));
-        let (columns, groups) = (size(weight.columns)?, size(weight.scales.groups)?);
         let source = Source { checkpoint, weight };
+        let (columns, groups) = (source.size(weight.columns)?, source.size(weight.scales.groups)?);
         let in_rows = weight.codes.packing.row_bytes(columns, weight.codes.code.bits()).is_some();
         let whole = if in_rows { None } else { Some(source.read(&weight.codes.key)?) };
         let group_of = match &weight.group_index {
@@ -57,24 +52,12 @@ impl<'a> Decoder<'a> {
         let zeros = source.zeros()?;
         let fixed = if let Zero::Fixed(zero) = weight.zero { f32::from(zero) } else { 0.0 };
         let values = weight.codes.code.values();
-        Ok(Self {
-            checkpoint,
-            weight,
-            columns,
-            whole,
-            group_of,
-            groups,
-            scales,
-            stored,
-            zeros,
-            fixed,
-            values,
-        })
+        Ok(Self { source, columns, whole, group_of, groups, scales, stored, zeros, fixed, values })
     }
 
     /// The weight.
     pub const fn weight(&self) -> &'a PackedWeight {
-        self.weight
+        self.source.weight
     }
 
     /// The codes of some rows of all matrices, one a byte.
@@ -82,12 +65,11 @@ impl<'a> Decoder<'a> {
     /// # Errors
     /// They cannot be read.
     pub fn codes(&self, rows: Range<u64>) -> Result<Vec<u8>, CheckpointError> {
-        let weight = self.weight;
+        let weight = self.source.weight;
         let (packing, bits) = (weight.codes.packing, weight.codes.code.bits());
-        let fail = || CheckpointError::tensor(self.checkpoint.folder(), &weight.name, out_of_memory());
-        let size = |n: u64| usize::try_from(n).map_err(|_| fail());
+        let size = |n| self.source.size(n);
         let (count, first, all) = (size(rows.end - rows.start)?, size(rows.start)?, size(weight.rows)?);
-        let mut codes = vec![0; count.checked_mul(self.columns).ok_or_else(fail)?];
+        let mut codes = self.source.room(count, self.columns)?;
         if self.columns == 0 {
             return Ok(codes);
         }
@@ -105,12 +87,10 @@ impl<'a> Decoder<'a> {
 
     /// The bytes of some rows, where those of a row lie together.
     fn bytes(&self, rows: &Range<u64>) -> Result<Vec<u8>, CheckpointError> {
-        let codes = &self.weight.codes;
-        let fail = || CheckpointError::tensor(self.checkpoint.folder(), &self.weight.name, out_of_memory());
+        let codes = &self.source.weight.codes;
         let row_bytes = codes.packing.row_bytes(self.columns, codes.code.bits()).unwrap_or(0);
-        let count = usize::try_from(rows.end - rows.start).map_err(|_| fail())?;
-        let mut bytes = vec![0; count.checked_mul(row_bytes).ok_or_else(fail)?];
-        let at = Source { checkpoint: self.checkpoint, weight: self.weight }.locate(&codes.key)?;
+        let mut bytes = self.source.room(self.source.size(rows.end - rows.start)?, row_bytes)?;
+        let at = self.source.locate(&codes.key)?;
         at.shard.read_at(at.tensor, rows.start * row_bytes as u64, &mut bytes)?;
         Ok(bytes)
     }
@@ -120,7 +100,7 @@ impl<'a> Decoder<'a> {
     /// # Errors
     /// The codes cannot be read.
     pub fn rows(&self, rows: Range<u64>) -> Result<Vec<f32>, CheckpointError> {
-        if let Packing::Blocks(block) = self.weight.codes.packing {
+        if let Packing::Blocks(block) = self.source.weight.codes.packing {
             let mut out = Vec::new();
             block.decode(&self.bytes(&rows)?, &mut out);
             return Ok(out);
@@ -149,7 +129,7 @@ impl<'a> Decoder<'a> {
 
     /// Whether every group is a run of columns, one behind the other.
     pub fn has_runs(&self) -> bool {
-        let size = self.weight.group_size;
+        let size = self.source.weight.group_size;
         self.group_of.iter().zip(0u64..).all(|(group, k)| u64::from(*group) == k / size)
     }
 
@@ -160,7 +140,7 @@ impl<'a> Decoder<'a> {
 
     /// The code of zero where it is the same everywhere.
     pub const fn fixed_zero(&self) -> u8 {
-        if let Zero::Fixed(zero) = self.weight.zero { zero } else { 0 }
+        if let Zero::Fixed(zero) = self.source.weight.zero { zero } else { 0 }
     }
 
     /// The number that scales are divided by, where there is one; else 1. A factor is turned into a divisor.
@@ -168,8 +148,8 @@ impl<'a> Decoder<'a> {
     /// # Errors
     /// It cannot be read.
     pub fn divisor(&self) -> Result<f32, CheckpointError> {
-        let source = Source { checkpoint: self.checkpoint, weight: self.weight };
-        match &self.weight.scales.global {
+        let source = self.source;
+        match &source.weight.scales.global {
             Global::None | Global::Constant(_) => Ok(1.0),
             Global::Factor(key) => Ok(1.0 / source.number(key)?),
             Global::Divisor(key) => source.number(key),
@@ -178,18 +158,14 @@ impl<'a> Decoder<'a> {
 
     /// Scales and zero points of a row, by group; no zero points if they are the same everywhere.
     pub fn of_row(&self, row: u64) -> (&[f32], &[f32]) {
-        let start = (row / self.weight.scales.rows) as usize * self.groups;
+        let start = (row / self.source.weight.scales.rows) as usize * self.groups;
         let range = start..start + self.groups;
         (&self.scales[range.clone()], self.zeros.get(range).unwrap_or_default())
     }
 }
 
-fn out_of_memory() -> Defect {
-    Defect::Io { action: "hold the weight", source: std::io::ErrorKind::OutOfMemory.into() }
-}
-
 /// The tensors of a weight.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Source<'a> {
     checkpoint: &'a Checkpoint,
     weight: &'a PackedWeight,
@@ -206,17 +182,29 @@ impl<'a> Source<'a> {
     }
 
     fn fail(&self, defect: Defect) -> CheckpointError {
-        CheckpointError::tensor(self.checkpoint.folder(), &self.weight.name, defect)
+        let file = self.checkpoint.path_of(&self.weight.codes.key);
+        CheckpointError::tensor(file, &self.weight.name, defect)
+    }
+
+    fn too_large(&self) -> CheckpointError {
+        let source = std::io::ErrorKind::OutOfMemory.into();
+        self.fail(Defect::Io { action: "hold the weight", source })
+    }
+
+    fn size(&self, n: u64) -> Result<usize, CheckpointError> {
+        usize::try_from(n).map_err(|_| self.too_large())
+    }
+
+    /// Zeros for so many rows.
+    fn room(&self, rows: usize, row_bytes: usize) -> Result<Vec<u8>, CheckpointError> {
+        Ok(vec![0; rows.checked_mul(row_bytes).ok_or_else(|| self.too_large())?])
     }
 
     /// The group of each column. compressed-tensors writes -1 everywhere while nothing is assigned.
     fn group_index(&self, key: &str) -> Result<Vec<u32>, CheckpointError> {
         let at = self.locate(key)?;
         let bytes = at.shard.read(at.tensor)?;
-        let index: Vec<i64> = match at.tensor.dtype {
-            StoredType::I64 => bytes.as_chunks::<8>().0.iter().map(|b| i64::from_le_bytes(*b)).collect(),
-            _ => bytes.as_chunks::<4>().0.iter().map(|b| i32::from_le_bytes(*b).into()).collect(),
-        };
+        let index = integers(&bytes, at.tensor.dtype);
         if index.iter().all(|group| *group == -1) {
             return Ok((0..self.weight.columns).map(|k| (k / self.weight.group_size) as u32).collect());
         }
@@ -240,12 +228,7 @@ impl<'a> Source<'a> {
             ScaleCode::E8m0 => bytes.iter().map(|byte| e8m0_value(*byte)).collect(),
             // 8-bit floats are f32 numbers.
             ScaleCode::E4m3 => bytes.iter().map(|byte| e4m3_value(*byte) as f32).collect(),
-            ScaleCode::Float(DType::F16) => bytes.as_chunks().0.iter().map(|b| f16_value(*b)).collect(),
-            ScaleCode::Float(DType::BF16) => {
-                let widen = |b: &[u8; 2]| f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16);
-                bytes.as_chunks().0.iter().map(widen).collect()
-            }
-            ScaleCode::Float(_) => bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+            ScaleCode::Float(dtype) => float_values(&bytes, Some(dtype)),
         };
         match &scales.global {
             Global::None => {}

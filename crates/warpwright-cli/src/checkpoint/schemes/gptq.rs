@@ -4,8 +4,8 @@
 //! masks read as 0, and so does this. Some symmetric files say format 1 and hold format 2, so of these the words are believed.
 
 use super::parts::Parts;
-use super::{Code, Codes, Global, PackedWeight, Packing, ScaleCode, Scales, Tool, Zero, awq};
-use crate::checkpoint::error::CheckpointError;
+use super::{Code, Codes, Global, PackedWeight, Packing, ScaleCode, Scales, Tool, Zero, awq, packing};
+use crate::checkpoint::error::{CheckpointError, Quoted};
 use crate::checkpoint::stored::StoredType;
 
 /// Types of scales.
@@ -37,23 +37,23 @@ fn read(parts: &Parts<'_>) -> Result<PackedWeight, CheckpointError> {
     let scales = parts.typed(".scales", &SCALES, 2)?;
     let groups = scales[0];
     let zeros = parts.typed(".qzeros", &[StoredType::I32], 2)?;
-    let packed = |n: u64, bits: u32| n.checked_mul(bits.into()).map(|bits| bits.div_ceil(32));
-    let bits =
-        match declared.bits()? {
-            Some(bits) => bits,
-            None => [4, 8, 2, 3].into_iter().find(|&bits| packed(rows, bits) == Some(zeros[1])).ok_or_else(
+    let bits = match declared.bits()? {
+        Some(bits) => bits,
+        None => {
+            [4, 8, 2, 3].into_iter().find(|&bits| packing::words(rows, bits) == Some(zeros[1])).ok_or_else(
                 || parts.misfit(".qzeros", format!("rows of 2, 3, 4 or 8 bits for {rows} columns")),
-            )?,
-        };
+            )?
+        }
+    };
     if !matches!(bits, 2 | 3 | 4 | 8) {
         return Err(parts.unsupported(format!("GPTQ with {bits} bits is not read: only 2, 3, 4 and 8")));
     }
-    let zero_words = packed(rows, bits).unwrap_or(u64::MAX);
+    let zero_words = packing::words(rows, bits).unwrap_or(u64::MAX);
     parts.expect(".qzeros", &[StoredType::I32], &[groups, zero_words])?;
     // The index has the number of columns; without it, they fill the words.
     let full = word_rows.saturating_mul(32) / u64::from(bits);
     let columns = parts.get(".g_idx").map_or(full, |index| index.tensor.elements());
-    if packed(columns, bits) != Some(word_rows) {
+    if packing::words(columns, bits) != Some(word_rows) {
         return Err(parts.misfit(".qweight", format!("the words of {columns} columns of {bits} bits")));
     }
     let has_index = parts.has(".g_idx");
@@ -65,7 +65,9 @@ fn read(parts: &Parts<'_>) -> Result<PackedWeight, CheckpointError> {
     let less_one = match format {
         None | Some("gptq") => true,
         Some("gptq_v2") => false,
-        Some(other) => return Err(parts.unsupported(format!("the GPTQ format {other:?} is not read"))),
+        Some(other) => {
+            return Err(parts.unsupported(format!("the GPTQ format {} is not read", Quoted(other))));
+        }
     };
     Ok(PackedWeight {
         name: parts.key(".weight"),

@@ -290,7 +290,8 @@ pub fn find_packed(checkpoint: &Checkpoint) -> Result<Vec<PackedWeight>, Checkpo
         if !names.insert(&weight.name) {
             let message = "is quantized in two ways".to_owned();
             let defect = super::Defect::Scheme { message };
-            return Err(CheckpointError::tensor(checkpoint.folder(), &weight.name, defect));
+            let file = checkpoint.path_of(&weight.codes.key);
+            return Err(CheckpointError::tensor(file, &weight.name, defect));
         }
     }
     found.sort_by(|a, b| a.name.cmp(&b.name));

@@ -1,9 +1,11 @@
 //! Codes in words and bytes, and the numbers that they stand for.
 
-use half::f16;
+use half::{bf16, f16};
+use warpwright_ptx::DType;
 use warpwright_ptx::float8::{e4m3_value, e5m2_value};
 
 use super::Block;
+use crate::checkpoint::stored::StoredType;
 
 /// The magnitudes of 4-bit floats (e2m1); bit 3 is the sign. OCP Microscaling Formats, table 5.
 pub const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
@@ -76,6 +78,28 @@ pub fn e8m0_value(byte: u8) -> f32 {
         0 => f32::from_bits(1 << 22),
         exponent => f32::from_bits(u32::from(exponent) << 23),
     }
+}
+
+/// The numbers of a floating-point type of 16 or 32 bits; bytes of any other are read as f32.
+pub fn float_values(bytes: &[u8], dtype: Option<DType>) -> Vec<f32> {
+    match dtype {
+        Some(DType::F16) => bytes.as_chunks().0.iter().map(|b| f16_value(*b)).collect(),
+        Some(DType::BF16) => bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect(),
+        _ => bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+    }
+}
+
+/// The numbers of I64; bytes of any other type are read as I32.
+pub(super) fn integers(bytes: &[u8], dtype: StoredType) -> Vec<i64> {
+    match dtype {
+        StoredType::I64 => bytes.as_chunks().0.iter().map(|b| i64::from_le_bytes(*b)).collect(),
+        _ => bytes.as_chunks().0.iter().map(|b| i32::from_le_bytes(*b).into()).collect(),
+    }
+}
+
+/// The words of 32 bits that so many codes fill, unless they are too many to count.
+pub(super) fn words(codes: u64, bits: u32) -> Option<u64> {
+    codes.checked_mul(bits.into()).map(|bits| bits.div_ceil(32))
 }
 
 /// The number of two bytes.

@@ -9,18 +9,19 @@ mod plan;
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use globset::GlobSet;
-use half::{bf16, f16};
 
 use super::CHUNK;
 use super::config::Change;
 use super::destination::Destination;
 use super::measure::ErrorStats;
+use super::pool;
 use super::quantize::{Observer, Summary, TensorResult, pieces};
-use super::{floats, pool};
 use crate::args::PackedFormat;
+use crate::checkpoint::schemes::packing::float_values;
 use crate::checkpoint::schemes::{Decoder, Global, PackedWeight};
 use crate::checkpoint::sharded::{INDEX, shard_name};
 use crate::checkpoint::{
@@ -214,6 +215,14 @@ impl<'a> Rows<'a> {
         Ok(Self { checkpoint, shape: item.shape, source })
     }
 
+    /// The file of its numbers or codes.
+    fn file(&self) -> &'a Path {
+        match &self.source {
+            Source::Packed(decoder) => self.checkpoint.path_of(&decoder.weight().codes.key),
+            Source::Plain(shard, _) => shard.path(),
+        }
+    }
+
     /// Rows that are in memory at a time, a multiple of `unit`.
     fn bands(&self, unit: usize) -> impl Iterator<Item = Range<u64>> + use<> {
         let ([n, k], unit) = (self.shape, unit as u64);
@@ -223,16 +232,14 @@ impl<'a> Rows<'a> {
 
     /// The numbers of a band, all of them finite.
     fn read(&self, band: &Range<u64>) -> Result<Vec<f32>, CheckpointError> {
-        let (values, file, name) = match &self.source {
-            Source::Packed(decoder) => {
-                (decoder.rows(band.clone())?, self.checkpoint.folder(), &decoder.weight().name)
-            }
+        let (values, name) = match &self.source {
+            Source::Packed(decoder) => (decoder.rows(band.clone())?, &decoder.weight().name),
             Source::Plain(shard, tensor) => {
                 let row = tensor.dtype.bits() / 8 * self.shape[1];
                 // A band is a few megabytes long, or a few rows.
                 let mut bytes = vec![0; ((band.end - band.start) * row) as usize];
                 shard.read_at(tensor, band.start * row, &mut bytes)?;
-                (numbers(&bytes, tensor.dtype), shard.path(), &tensor.name)
+                (float_values(&bytes, tensor.dtype.float()), &tensor.name)
             }
         };
         match values.iter().position(|value| !value.is_finite()) {
@@ -240,17 +247,9 @@ impl<'a> Rows<'a> {
             Some(at) => {
                 let index = band.start * self.shape[1] + at as u64;
                 let defect = Defect::NonFinite { index, value: values[at].into() };
-                Err(CheckpointError::tensor(file, name, defect))
+                Err(CheckpointError::tensor(self.file(), name, defect))
             }
         }
-    }
-}
-
-fn numbers(bytes: &[u8], dtype: StoredType) -> Vec<f32> {
-    match dtype {
-        StoredType::F16 => bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect(),
-        StoredType::BF16 => bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect(),
-        _ => floats::f32_values(bytes),
     }
 }
 
@@ -330,9 +329,7 @@ impl Job<'_> {
                 let Some(encoded) = encoder.rule.encode(block, columns) else {
                     let largest = block.iter().fold(0f32, |most, x| most.max(x.abs()));
                     let defect = Defect::ScaleRange { value: largest, dtype: encoder.rule.scale_type };
-                    return Err(
-                        CheckpointError::tensor(rows.checkpoint.folder(), encoder.name, defect).into()
-                    );
+                    return Err(CheckpointError::tensor(rows.file(), encoder.name, defect).into());
                 };
                 encoder.error.add_pairs(block, &encoded.restored);
                 encoder.scales.extend(encoded.scales);
