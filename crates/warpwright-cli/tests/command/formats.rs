@@ -315,6 +315,31 @@ fn experts_in_one_tensor_are_refused() {
     );
 }
 
+/// Bytes whose order or scales are not known here would be wrong numbers.
+#[test]
+fn bytes_of_unknown_meaning_are_refused() {
+    let weight = ("weight", "I8", &[32u64, 64][..]);
+    let order = file(&tensors(&[weight, ("SCB", "F32", &[32]), ("weight_format", "U8", &[1])]));
+    let mut turing = order.clone();
+    *turing.last_mut().expect("a file") = 2;
+    let long = file(&tensors(&[weight, ("SCB", "F32", &[32]), ("weight_format", "U8", &[2])]));
+    let scaled = file(&tensors(&[weight, ("scale", "F8_E8M0", &[32, 4])]));
+    for (bytes, expected) in [
+        (order, None),
+        (turing, Some("weight_format [2] is not read")),
+        (long, Some("'l.weight_format' is U8 [2], expected one U8")),
+        (scaled, Some("bytes with a scale of F8_E8M0 are not read")),
+    ] {
+        let place = Place::new();
+        place.write("m.safetensors", bytes);
+        let ran =
+            place.run(&["dequantize", "m.safetensors", "-o", "out.safetensors", "--device", "emulator"]);
+        assert_eq!(ran.code, Some(if expected.is_some() { 2 } else { 0 }), "{expected:?}: {}", ran.err);
+        assert!(ran.err.contains(expected.unwrap_or_default()), "{}", ran.err);
+        assert_eq!(place.path("out.safetensors").exists(), expected.is_none());
+    }
+}
+
 /// Data that only reading finds out.
 #[test]
 fn groups_that_are_not_there_and_shapes_that_are_none_are_refused() {

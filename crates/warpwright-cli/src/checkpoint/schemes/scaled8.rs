@@ -69,11 +69,15 @@ fn integers(parts: &Parts<'_>) -> Result<Option<PackedWeight>, CheckpointError> 
         parts.expect(".SCB", &[StoredType::F32], &[rows])?;
         let (mut scales, group_size) = parts.scales_by_shape(".SCB", [rows, columns])?;
         scales.global = Global::Constant(127);
+        check_order(parts)?;
         let mut weight = weight(parts, Tool::BnbInt8, Code::Int8, scales, Zero::Fixed(0), group_size)?;
         weight.companions.extend(parts.present(&[".weight_format"]));
         return Ok(Some(weight));
     }
     if !parts.has(".weight_scale") {
+        if parts.get(".scale").is_some_and(|scale| scale.tensor.dtype == StoredType::F8E8M0) {
+            return Err(parts.unsupported("bytes with a scale of F8_E8M0 are not read".to_owned()));
+        }
         let declared = parts.declared()?.method();
         return if declared.as_deref() == Some("compressed-tensors") {
             Err(parts.misfit(".weight_scale", String::new()))
@@ -94,6 +98,18 @@ fn integers(parts: &Parts<'_>) -> Result<Option<PackedWeight>, CheckpointError> 
         }
     };
     weight(parts, Tool::IntQuantized, Code::Int8, scales, zero, group_size).map(Some)
+}
+
+/// Refuses the orders in which bitsandbytes once had elements for some GPUs; 0 is row by row.
+fn check_order(parts: &Parts<'_>) -> Result<(), CheckpointError> {
+    let Some(order) = parts.get(".weight_format") else { return Ok(()) };
+    if order.tensor.dtype != StoredType::U8 || order.tensor.elements() != 1 {
+        return Err(parts.misfit(".weight_format", "one U8".to_owned()));
+    }
+    match order.shard.read(order.tensor)?[..] {
+        [0] => Ok(()),
+        ref other => Err(parts.unsupported(format!("weight_format {other:?} is not read: only 0, rows"))),
+    }
 }
 
 fn weight(
