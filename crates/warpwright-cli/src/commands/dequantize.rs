@@ -4,9 +4,11 @@ use std::time::Instant;
 
 use serde_json::json;
 
+use super::quantize::HOST;
 use super::{open_quiet, printable};
 use crate::args::DequantizeArgs;
 use crate::checkpoint::Checkpoint;
+use crate::checkpoint::quantized::find_quantized;
 use crate::console::Console;
 use crate::convert::dequantize;
 use crate::convert::destination::Destination;
@@ -25,7 +27,10 @@ pub fn run(args: &DequantizeArgs, console: &mut Console) -> Result<Outcome, Erro
     check_conversion(&args.input, &checkpoint, &args.output, None, args.force)?;
     let output = Destination::new(&args.input, &checkpoint, &args.output, args.force)?;
     let shown = Shown(output.shown()).to_string();
-    let device = open_quiet(&args.device.device, console)?;
+    // Weights of other tools are decoded on the host, so no GPU is opened for them.
+    let on_host = find_quantized(&checkpoint)?.is_empty();
+    let device = open_quiet(if on_host { "emulator" } else { &args.device.device }, console)?;
+    let worker = if on_host { HOST.to_owned() } else { device.to_string() };
     let kernels = DeviceKernels::new(&device);
     let started = Instant::now();
     let summary = {
@@ -54,7 +59,7 @@ pub fn run(args: &DequantizeArgs, console: &mut Console) -> Result<Outcome, Erro
         console.json(&json!({
             "input": args.input.display().to_string(),
             "output": args.output.display().to_string(),
-            "device": device.to_string(),
+            "device": worker,
             "weights": weights,
             "copied": summary.copied,
             "seconds": seconds,
@@ -83,7 +88,7 @@ pub fn run(args: &DequantizeArgs, console: &mut Console) -> Result<Outcome, Erro
     let (restored, copied) = (summary.weights.len(), summary.copied);
     let written = summary.bytes;
     console.line(format_args!(
-        "\n{restored} tensors dequantized, {copied} copied to {shown} in {seconds:.2} s, {}, on {device}",
+        "\n{restored} tensors dequantized, {copied} copied to {shown} in {seconds:.2} s, {}, on {worker}",
         human_rate(written, seconds)
     ))?;
     Ok(Outcome::Clean)

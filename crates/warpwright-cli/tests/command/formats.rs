@@ -375,3 +375,20 @@ fn groups_that_are_not_there_and_shapes_that_are_none_are_refused() {
         assert_eq!(place.files(), ["model.safetensors"]);
     }
 }
+
+/// A machine without the device that is named decodes them all the same.
+#[test]
+fn weights_of_other_tools_are_decoded_without_a_device() {
+    let place = Place::new();
+    place.write("m.safetensors", file(&families()[0].tensors));
+    let told = place.json(&[
+        "dequantize",
+        "m.safetensors",
+        "-o",
+        "out.safetensors",
+        "--device",
+        "cuda:99",
+        "--json",
+    ]);
+    assert_eq!((&told["device"], &told["weights"][0]["name"]), (&json!("the host"), &json!("l.weight")));
+}
