@@ -185,7 +185,7 @@ pub enum Defect {
     #[error("file ended while the tensor was read")]
     Shrunk,
     /// A GGUF file is not what it should be.
-    #[error("GGUF: {}", Quoted(message))]
+    #[error("GGUF: {message}")]
     Gguf {
         /// The defect.
         message: String,
@@ -281,7 +281,7 @@ pub enum Defect {
         groups: u64,
     },
     /// The configuration beside the checkpoint is not what it should be.
-    #[error("quantization: {}", Quoted(message))]
+    #[error("quantization: {message}")]
     Config {
         /// The defect.
         message: String,
@@ -321,7 +321,7 @@ impl Defect {
                 }
                 _ => return None,
             },
-            Self::NoCheckpoint => "name the .safetensors file or its index".to_owned(),
+            Self::NoCheckpoint => "name the .safetensors or .gguf file, or the index".to_owned(),
             Self::TooShort { .. } | Self::HeaderTruncated { .. } | Self::OutOfFile { .. } | Self::Shrunk => {
                 "the file was cut short or is still being written: fetch it again".to_owned()
             }
@@ -344,9 +344,11 @@ impl Defect {
             }
             Self::ShardName { .. } => "shards must lie beside the index".to_owned(),
             Self::Unfit { .. } => "name another format or --group-size, or use `warpwright dequantize`".to_owned(),
-            Self::ScaleRange { .. } => "copy the weight through unquantized with --skip NAME".to_owned(),
+            Self::ScaleRange { .. } => {
+                "name another format; `warpwright quantize --skip NAME` copies a weight through unquantized".to_owned()
+            }
             Self::NonFinite { .. } => {
-                "repair the weight, or copy it through unquantized with --skip NAME".to_owned()
+                "repair the weight; `warpwright quantize --skip NAME` copies it through unquantized".to_owned()
             }
             Self::Config { .. } | Self::Declared { .. } => {
                 "the configuration belongs to another checkpoint, or is damaged: fetch both again".to_owned()

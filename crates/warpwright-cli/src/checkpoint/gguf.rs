@@ -130,7 +130,10 @@ impl Entry {
                 StoredType::U8
             }
             (kind, None) => {
-                return Err(Defect::Gguf { message: format!("has the ggml type {kind}, which is not read") });
+                let name = name_of_unread(kind).map(|name| format!(" ({name})")).unwrap_or_default();
+                return Err(Defect::Gguf {
+                    message: format!("has the ggml type {kind}{name}, which is not read"),
+                });
             }
         };
         let overflow = || Defect::ShapeOverflow { shape: self.shape.clone(), dtype };
@@ -147,6 +150,29 @@ impl Entry {
         }
         Ok((TensorInfo { name: self.name.clone(), dtype, shape, start: self.offset, end }, block))
     }
+}
+
+/// ggml's name of a type that is not read.
+const fn name_of_unread(kind: u32) -> Option<&'static str> {
+    Some(match kind {
+        9 => "Q8_1",
+        10 => "Q2_K",
+        11 => "Q3_K",
+        15 => "Q8_K",
+        16 => "IQ2_XXS",
+        17 => "IQ2_XS",
+        18 => "IQ3_XXS",
+        19 => "IQ1_S",
+        20 => "IQ4_NL",
+        21 => "IQ3_S",
+        22 => "IQ2_S",
+        23 => "IQ4_XS",
+        29 => "IQ1_M",
+        34 => "TQ1_0",
+        35 => "TQ2_0",
+        40 => "NVFP4",
+        _ => return None,
+    })
 }
 
 /// The file, and where in it we are.

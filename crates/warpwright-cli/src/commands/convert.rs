@@ -9,6 +9,7 @@ use super::printable;
 use super::quantize::{HOST, check_search, check_zero_points, group_size, packed_description, tensors_json};
 use crate::args::{ConvertArgs, PackedFormat};
 use crate::checkpoint::Checkpoint;
+use crate::checkpoint::quantized::find_quantized;
 use crate::checkpoint::schemes::{PackedWeight, Zero, find_packed};
 use crate::console::Console;
 use crate::convert::destination::Destination;
@@ -28,10 +29,16 @@ pub fn run(args: &ConvertArgs, console: &mut Console) -> Result<Outcome, Error> 
     group_size(args.format, args.group_size)?;
     let checkpoint = Checkpoint::open(&args.input)?;
     check_conversion(&args.input, &checkpoint, &args.output, None, args.force)?;
+    if let Some(own) = find_quantized(&checkpoint)?.first() {
+        return Err(Error::usage(
+            format!("{}: holds {} weights, which are not converted", Shown(&args.input), own.scheme.name()),
+            "`warpwright dequantize` them first, then `warpwright quantize`",
+        ));
+    }
     let packed = find_packed(&checkpoint)?;
     if packed.is_empty() {
         return Err(Error::usage(
-            format!("{}: holds no quantized weights of other tools", Shown(&args.input)),
+            format!("{}: holds no quantized weights", Shown(&args.input)),
             "`warpwright inspect` shows what it holds; `warpwright quantize` starts from floating point",
         ));
     }

@@ -55,9 +55,7 @@ pub fn run(args: &QuantizeArgs, console: &mut Console) -> Result<Outcome, Error>
         console.note(note);
     }
     if summary.quantized().next().is_none() {
-        console.note(
-            "no tensor was quantized: none is a non-empty 2-D weight of type F32, F16 or BF16 outside --skip",
-        );
+        console.note(format_args!("no tensor was quantized: {}", job.needs()));
     }
     if let Some(path) = args.report.as_ref().filter(|_| !wrong) {
         let title = Title {
@@ -191,6 +189,20 @@ impl Job {
         match self {
             Self::Own(options) => description(options),
             Self::Packed(options) => packed_description(options),
+        }
+    }
+
+    /// The weights that it would have quantized.
+    fn needs(&self) -> String {
+        match self {
+            Self::Own(_) => {
+                "none is a non-empty 2-D weight of type F32, F16 or BF16 outside --skip".to_owned()
+            }
+            Self::Packed(pack::Options { format, group_size, .. }) => format!(
+                "{} with groups of {group_size} is for weights of linear layers of type F32, F16 or BF16 outside --skip, in rows of \
+                 whole groups",
+                format.name()
+            ),
         }
     }
 

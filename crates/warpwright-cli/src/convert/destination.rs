@@ -62,6 +62,12 @@ impl Destination {
         let is_index = output.extension().is_some_and(|extension| extension == "json");
         let names_file =
             output.extension().is_some_and(|extension| extension == "safetensors") && !output.is_dir();
+        if output.extension().is_some_and(|extension| extension == "gguf") && !output.is_dir() {
+            return Err(Error::usage(
+                format!("{}: GGUF files are read, not written", Shown(output)),
+                format!("-o {}", Shown(&output.with_extension("safetensors"))),
+            ));
+        }
         if checkpoint.is_sharded() && names_file {
             return Err(Error::usage(
                 format!("{}: the input has several shards, the output must be a folder", output.display()),
@@ -164,7 +170,11 @@ impl Destination {
         let source = input_folder.join(CONFIG);
         let text = match std::fs::read_to_string(&source) {
             Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let note =
+                    "the input has no config.json, whose quantization_config tells loaders of the format";
+                return Ok(matches!(change, Change::Entry(_)).then(|| note.to_owned()));
+            }
             Err(error) => return Err(Error::file(&source, "read")(error)),
         };
         let text = config::rewrite(&source, &text, change)?;

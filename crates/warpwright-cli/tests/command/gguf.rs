@@ -102,6 +102,9 @@ fn a_file_is_named_and_dequantized() {
     let ran = place.run(&["dequantize", "m.gguf", "-o", "out", "--device", "emulator"]);
     assert_eq!(ran.code, Some(0), "{}", ran.err);
     assert!(place.path("out/model.safetensors").exists());
+    let ran = place.run(&["dequantize", "m.gguf", "-o", "wide.gguf"]);
+    assert_eq!((ran.code, place.path("wide.gguf").exists()), (Some(2), false));
+    assert!(ran.err.contains("GGUF files are read, not written\nhelp: -o wide.safetensors"), "{}", ran.err);
     // llama.cpp's names are no names for these.
     let ran = place.run(&["convert", "m.gguf", "-o", "q.safetensors", "--format", "fp8"]);
     assert_eq!(ran.code, Some(2));
@@ -144,7 +147,8 @@ fn damaged_files_are_refused_and_leave_nothing_behind() {
             "no power of two",
         ),
         ("five dimensions", one(entry("w", &[32, 1, 1, 1, 1], 8, 0)), "has 5 dimensions"),
-        ("an unknown type", one(entry("w", &[32, 2], 10, 0)), "has the ggml type 10"),
+        ("an unknown type", one(entry("w", &[32, 2], 10, 0)), "has the ggml type 10 (Q2_K)"),
+        ("a type that nobody knows", one(entry("w", &[32, 2], 99, 0)), "has the ggml type 99, which"),
         ("part of a block", one(entry("w", &[48, 2], 8, 0)), "rows of 48 elements in blocks of 32"),
         ("a vector in blocks", one(entry("w", &[32], 8, 0)), "which only matrices are"),
         ("a number in blocks", one(entry("w", &[], 8, 0)), "which only matrices are"),

@@ -372,8 +372,20 @@ fn misuse_of_formats_is_told_before_any_work() {
     let place = Place::new();
     model(&place, Dtype::F32);
     place.json(&["quantize", "model", "-o", "q", "--format", "mxfp4", "--json"]);
+    let file = "model/model.safetensors";
+    place.json(&[
+        "quantize",
+        file,
+        "-o",
+        "bnb.safetensors",
+        "--format",
+        "bnb-nf4",
+        "--device",
+        "emulator",
+        "--json",
+    ]);
     let before = place.files();
-    let cases: [(&[&str], &str); 10] = [
+    let cases: [(&[&str], &str); 11] = [
         (&["quantize", "model", "--format", "nvfp4", "--group-size", "32"], "nvfp4 has groups of 16"),
         (&["quantize", "model", "--format", "gptq", "--group-size", "12"], "groups of a multiple of 8"),
         (&["quantize", "model", "--format", "mxfp4", "--asymmetric"], "are for integers"),
@@ -381,7 +393,11 @@ fn misuse_of_formats_is_told_before_any_work() {
         (&["quantize", "model", "--format", "int4", "--search"], "--search is not for int4"),
         (&["quantize", "model", "--format", "awq", "--verify"], "--verify is not for awq"),
         (&["quantize", "q", "--format", "gptq"], "is quantized already (mxfp4-pack-quantized)"),
-        (&["convert", "model", "--format", "gptq"], "holds no quantized weights of other tools"),
+        (&["convert", "model", "--format", "gptq"], "holds no quantized weights\nhelp: "),
+        (
+            &["convert", "bnb.safetensors", "--format", "gptq"],
+            "holds bnb-nf4 weights, which are not converted",
+        ),
         (&["convert", "q", "--format", "nvfp4", "--symmetric"], "are for integers"),
         (&["convert", "q", "--format", "awq", "--group-size", "7"], "groups of a multiple of 8"),
     ];
@@ -443,4 +459,20 @@ fn a_checkpoint_of_the_other_form_is_not_left_beside_the_output() {
         place.json(&["quantize", input, "-o", output, "--format", "fp8", "--force", "--json"]);
         assert_eq!(place.json(&["inspect", output, "--json"])["schemes"], json!(["fp8"]));
     }
+}
+
+/// Keys and shapes alone do not tell a loader what it reads.
+#[test]
+fn a_missing_configuration_and_an_empty_outcome_are_told() {
+    let place = Place::new();
+    model(&place, Dtype::F32);
+    std::fs::remove_file(place.path("model/config.json")).expect("it is there");
+    let ran = place.run(&["quantize", "model", "-o", "out", "--format", "gptq", "--group-size", "64"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert!(ran.err.contains("note: the input has no config.json"), "{}", ran.err);
+    assert!(ran.err.contains("note: no tensor was quantized: gptq with groups of 64"), "{}", ran.err);
+    let ran = place.run(&["quantize", "model", "-o", "fp8", "--format", "fp8"]);
+    assert!(!ran.err.contains("no tensor was quantized"), "{}", ran.err);
+    let ran = place.run(&["dequantize", "fp8", "-o", "back", "--device", "emulator"]);
+    assert_eq!((ran.code, ran.err.contains("config.json")), (Some(0), false), "{}", ran.err);
 }

@@ -3,7 +3,7 @@
 use super::gptq::{SCALES, scale_code};
 use super::parts::Parts;
 use super::{Code, Codes, Global, PackedWeight, Packing, Scales, Tool, Zero};
-use crate::checkpoint::error::CheckpointError;
+use crate::checkpoint::error::{CheckpointError, Quoted};
 use crate::checkpoint::stored::StoredType;
 
 /// Codes of a word.
@@ -12,7 +12,7 @@ pub(super) const PER_WORD: u64 = 8;
 pub(super) fn read(parts: &Parts<'_>) -> Result<PackedWeight, CheckpointError> {
     let declared = parts.declared()?;
     if let Some(version) = declared.text("version").filter(|version| !version.eq_ignore_ascii_case("gemm")) {
-        return Err(parts.unsupported(format!("the AWQ version {version:?} is not read: only gemm")));
+        return Err(parts.unsupported(format!("the AWQ version {} is not read: only gemm", Quoted(version))));
     }
     if let Some(bits) = declared.bits()?.filter(|bits| *bits != 4) {
         return Err(parts.unsupported(format!("AWQ with {bits} bits is not read: only 4")));

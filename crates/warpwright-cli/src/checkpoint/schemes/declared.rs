@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 use warpwright_ptx::DType;
 
-use crate::checkpoint::error::{CheckpointError, Defect};
+use crate::checkpoint::error::{CheckpointError, Defect, Quoted};
 use crate::checkpoint::quantized::from_torch_name;
 use crate::checkpoint::safetensors::regular_length;
 
@@ -79,7 +79,7 @@ impl Declared {
             Some(value) if value.as_i64() == Some(-1) => Ok(Some(columns.max(1))),
             Some(value) => match value.as_u64() {
                 Some(size @ 1..) => Ok(Some(size)),
-                _ => Err(self.wrong(format!("group_size is {value}, where a size or -1 is needed"))),
+                _ => Err(self.wrong("group_size", value, "a size or -1")),
             },
         }
     }
@@ -94,7 +94,7 @@ impl Declared {
             None | Some(Value::Null) => Ok(None),
             Some(value) => match value.as_u64() {
                 Some(bits @ 1..=8) => Ok(Some(bits as u32)),
-                _ => Err(self.wrong(format!("the number of bits is {value}, where 1 to 8 are possible"))),
+                _ => Err(self.wrong("the number of bits", value, "1 to 8")),
             },
         }
     }
@@ -111,7 +111,7 @@ impl Declared {
                 let sizes: Vec<_> = value.as_array().into_iter().flatten().map(Value::as_u64).collect();
                 match sizes[..] {
                     [Some(rows @ 1..), Some(columns @ 1..)] => Ok(Some([rows, columns])),
-                    _ => Err(self.wrong(format!("the block is {value}, where two sizes are needed"))),
+                    _ => Err(self.wrong("the block", value, "two sizes")),
                 }
             }
         }
@@ -127,8 +127,8 @@ impl Declared {
         }
     }
 
-    /// That a declaration is not possible.
-    pub fn wrong(&self, message: String) -> CheckpointError {
+    fn wrong(&self, what: &str, value: &Value, expected: &str) -> CheckpointError {
+        let message = format!("{what} is {}, expected {expected}", Quoted(&value.to_string()));
         CheckpointError::file(&self.file, Defect::Config { message })
     }
 }
