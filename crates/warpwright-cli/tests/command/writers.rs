@@ -223,6 +223,8 @@ fn integers_keep_their_codes_from_format_to_format() {
                 told["tensors"].as_array().expect("a list").iter().map(|t| &t["relative_error"]).collect();
             assert_eq!(errors.iter().filter(|error| ***error == json!(0.0)).count(), 2, "{next}: {errors:?}");
             assert_eq!(told["group_size"], 32);
+            let total = |folder: &str| place.json(&["inspect", folder, "--json"])["bytes"].clone();
+            assert_eq!((&told["bytes"], &told["bytes_after"]), (&total(&folder), &total(&next)), "{next}");
             assert!(restored(&place, &next) == numbers, "{next}");
             folder = next;
         }

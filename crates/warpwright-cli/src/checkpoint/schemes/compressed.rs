@@ -5,8 +5,8 @@ use super::{Code, Codes, PackedWeight, Packing, Tool, Zero, float4, packing};
 use crate::checkpoint::error::{CheckpointError, Quoted};
 use crate::checkpoint::stored::StoredType;
 
-/// Scales of activations, which stand beside weights.
-pub(super) const ACTIVATIONS: [&str; 4] =
+/// What stands beside weights and goes with them: scales of activations, and a shape, which is read on its own.
+pub(super) const COMPANIONS: [&str; 4] =
     [".input_scale", ".input_zero_point", ".input_global_scale", ".weight_shape"];
 
 pub(super) fn read(parts: &Parts<'_>) -> Result<Option<PackedWeight>, CheckpointError> {
@@ -72,7 +72,7 @@ fn integers(parts: &Parts<'_>) -> Result<PackedWeight, CheckpointError> {
         zero,
         group_size,
         group_index,
-        companions: parts.present(&ACTIVATIONS),
+        companions: parts.present(&COMPANIONS),
     })
 }
 

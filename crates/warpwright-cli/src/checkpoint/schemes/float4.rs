@@ -1,6 +1,6 @@
 //! 4-bit floats (e2m1): NVFP4 and MXFP4 of compressed-tensors, NVFP4 of ModelOpt, MXFP4 of gpt-oss.
 
-use super::compressed::ACTIVATIONS;
+use super::compressed::COMPANIONS;
 use super::parts::Parts;
 use super::{Code, Codes, Global, PackedWeight, Packing, ScaleCode, Scales, Tool, Zero};
 use crate::checkpoint::error::CheckpointError;
@@ -74,7 +74,7 @@ fn matrix(
         zero: Zero::Fixed(0),
         group_size,
         group_index: None,
-        companions: parts.present(&ACTIVATIONS),
+        companions: parts.present(&COMPANIONS),
     })
 }
 

@@ -1,6 +1,6 @@
 //! Weights that keep their name: 8-bit floats and integers with scales, and the 4-bit floats of ModelOpt.
 
-use super::compressed::ACTIVATIONS;
+use super::compressed::COMPANIONS;
 use super::parts::Parts;
 use super::{Code, Codes, Global, PackedWeight, Packing, ScaleCode, Scales, Tool, Zero, float4};
 use crate::checkpoint::error::CheckpointError;
@@ -138,6 +138,6 @@ fn weight(
         zero,
         group_size,
         group_index: None,
-        companions: parts.present(&ACTIVATIONS),
+        companions: parts.present(&COMPANIONS),
     })
 }

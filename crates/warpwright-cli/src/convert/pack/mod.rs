@@ -85,7 +85,7 @@ pub fn run(
     let mut left = Vec::new();
     for shard in checkpoint.shards() {
         let name = shard_name(shard);
-        let plan = ShardPlan::new(shard, options, packed, quantize, &output.name_of(&name))?;
+        let plan = ShardPlan::new(checkpoint, shard, options, packed, quantize, &output.name_of(&name))?;
         left.extend(plan.left.iter().cloned());
         if plan.items.is_empty() {
             continue;

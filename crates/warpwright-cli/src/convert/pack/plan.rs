@@ -6,7 +6,9 @@ use std::path::Path;
 use super::Options;
 use super::encode::Rule;
 use crate::checkpoint::schemes::{Code, PackedWeight, ScaleCode, Tool};
-use crate::checkpoint::{CheckpointError, Defect, Layout, Reader, StoredType, TensorInfo, TensorSpec};
+use crate::checkpoint::{
+    Checkpoint, CheckpointError, Defect, Layout, Reader, StoredType, TensorInfo, TensorSpec,
+};
 
 /// Where the numbers of an output come from.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +31,7 @@ pub(super) struct Item<'a> {
     pub(super) shape: [u64; 2],
     /// The type that it has, or whose place codes have.
     pub(super) dtype: StoredType,
-    /// Bytes of the input.
+    /// Bytes of the input, with all parts of a weight.
     pub(super) bytes: u64,
     pub(super) rule: Rule,
     /// Position of its first tensor among the specs.
@@ -50,6 +52,7 @@ pub(super) struct ShardPlan<'a> {
 
 impl<'a> ShardPlan<'a> {
     pub(super) fn new(
+        checkpoint: &Checkpoint,
         shard: &'a Reader,
         options: &Options,
         packed: &'a [PackedWeight],
@@ -70,7 +73,7 @@ impl<'a> ShardPlan<'a> {
                 None => Input::Copy(tensor),
             };
             let item = match input {
-                Input::Packed(weight) => of_packed(shard, tensor, weight, options, specs.len())?,
+                Input::Packed(weight) => of_packed(checkpoint, tensor, weight, options, specs.len())?,
                 _ => of_tensor(tensor, input, options, specs.len()),
             };
             match item.input {
@@ -118,14 +121,14 @@ fn of_tensor<'a>(tensor: &'a TensorInfo, input: Input<'a>, options: &Options, fi
 }
 
 fn of_packed<'a>(
-    shard: &Reader,
+    checkpoint: &Checkpoint,
     tensor: &'a TensorInfo,
     weight: &'a PackedWeight,
     options: &Options,
     first: usize,
 ) -> Result<Item<'a>, CheckpointError> {
-    let fail =
-        |message: String| CheckpointError::tensor(shard.path(), &tensor.name, Defect::Unfit { message });
+    let file = checkpoint.path_of(&tensor.name);
+    let fail = |message: String| CheckpointError::tensor(file, &tensor.name, Defect::Unfit { message });
     if matches!(weight.tool, Tool::Gguf(_)) {
         let message = "weights of GGUF have llama.cpp's names, which loaders of this format do not know";
         return Err(fail(message.to_owned()));
@@ -144,12 +147,13 @@ fn of_packed<'a>(
         let (name, size) = (options.format.name(), options.group_size);
         return Err(fail(format!("a weight of {shape:?} cannot be stored as {name} with groups of {size}")));
     }
+    let parts = weight.parts().filter_map(|key| checkpoint.get(key));
     Ok(Item {
         input: Input::Packed(weight),
         name: weight.name.clone(),
         shape,
         dtype: tensor.dtype,
-        bytes: tensor.bytes(),
+        bytes: tensor.bytes() + parts.map(|at| at.tensor.bytes()).sum::<u64>(),
         rule,
         first,
         specs: 0,
