@@ -59,10 +59,10 @@ impl Destination {
     /// # Errors
     /// The output exists and `replace` is not set, or it cannot be what it is asked to be.
     pub fn new(input: &Path, checkpoint: &Checkpoint, output: &Path, replace: bool) -> Result<Self, Error> {
-        let is_index = output.extension().is_some_and(|extension| extension == "json");
-        let names_file =
-            output.extension().is_some_and(|extension| extension == "safetensors") && !output.is_dir();
-        if output.extension().is_some_and(|extension| extension == "gguf") && !output.is_dir() {
+        let names_folder = output.is_dir() || ends_in_separator(output);
+        let has = |name: &str| !names_folder && output.extension().is_some_and(|extension| extension == name);
+        let (is_index, names_file) = (has("json"), has("safetensors"));
+        if has("gguf") {
             return Err(Error::usage(
                 format!("{}: GGUF files are read, not written", Shown(output)),
                 format!("-o {}", Shown(&output.with_extension("safetensors"))),
@@ -80,7 +80,7 @@ impl Destination {
                 format!("-o {}", output.with_file_name(SINGLE).display()),
             ));
         }
-        let folder = checkpoint.is_sharded() || output.is_dir() || (input.is_dir() && !names_file);
+        let folder = checkpoint.is_sharded() || names_folder || (input.is_dir() && !names_file);
         let form = if !folder {
             check_free(output, replace)?;
             Form::File(output.to_owned())
@@ -247,6 +247,11 @@ impl Destination {
         }
         Ok(())
     }
+}
+
+/// Whether a path is spelled as only that of a folder is.
+fn ends_in_separator(path: &Path) -> bool {
+    path.as_os_str().as_encoded_bytes().last().is_some_and(|byte| std::path::is_separator((*byte).into()))
 }
 
 fn folder_form(target: &Path, replace: bool) -> Result<Form, CheckpointError> {

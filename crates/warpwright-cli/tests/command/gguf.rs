@@ -102,6 +102,10 @@ fn a_file_is_named_and_dequantized() {
     let ran = place.run(&["dequantize", "m.gguf", "-o", "out", "--device", "emulator"]);
     assert_eq!(ran.code, Some(0), "{}", ran.err);
     assert!(place.path("out/model.safetensors").exists());
+    // So does one that is not there yet, if it is spelled as one.
+    let ran = place.run(&["dequantize", "m.gguf", "-o", "new/", "--device", "emulator"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert_eq!(place.read("new/model.safetensors"), place.read("out/model.safetensors"));
     let ran = place.run(&["dequantize", "m.gguf", "-o", "wide.gguf"]);
     assert_eq!((ran.code, place.path("wide.gguf").exists()), (Some(2), false));
     assert!(ran.err.contains("GGUF files are read, not written\nhelp: -o wide.safetensors"), "{}", ran.err);
