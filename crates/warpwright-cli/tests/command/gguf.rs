@@ -114,6 +114,10 @@ fn a_file_is_named_and_dequantized() {
     assert_eq!(ran.code, Some(2));
     assert!(ran.err.contains("llama.cpp's names"), "{}", ran.err);
     assert!(!place.path("q.safetensors").exists());
+    place.write("f32.gguf", file(&[], &[entry("blk.0.w.weight", &[8, 2], 0, 0)], &[0; 64], 32));
+    let ran = place.run(&["quantize", "f32.gguf", "-o", "q.safetensors", "--format", "fp8"]);
+    assert_eq!((ran.code, place.path("q.safetensors").exists()), (Some(2), false));
+    assert!(ran.err.contains("llama.cpp's names"), "{}", ran.err);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::Options;
 use super::encode::Rule;
-use crate::checkpoint::schemes::{Code, PackedWeight, ScaleCode, Tool};
+use crate::checkpoint::schemes::{Code, PackedWeight, ScaleCode};
 use crate::checkpoint::{
     Checkpoint, CheckpointError, Defect, Layout, Reader, StoredType, TensorInfo, TensorSpec,
 };
@@ -72,6 +72,12 @@ impl<'a> ShardPlan<'a> {
                 None if quantize && takes(tensor, options) => Input::Plain(tensor),
                 None => Input::Copy(tensor),
             };
+            if shard.is_gguf() && !matches!(input, Input::Copy(_)) {
+                let message =
+                    "weights of GGUF have llama.cpp's names, which loaders of this format do not know";
+                let defect = Defect::Unfit { message: message.to_owned() };
+                return Err(CheckpointError::tensor(shard.path(), &tensor.name, defect));
+            }
             let item = match input {
                 Input::Packed(weight) => of_packed(checkpoint, tensor, weight, options, specs.len())?,
                 _ => of_tensor(tensor, input, options, specs.len()),
@@ -129,10 +135,6 @@ fn of_packed<'a>(
 ) -> Result<Item<'a>, CheckpointError> {
     let file = checkpoint.path_of(&tensor.name);
     let fail = |message: String| CheckpointError::tensor(file, &tensor.name, Defect::Unfit { message });
-    if matches!(weight.tool, Tool::Gguf(_)) {
-        let message = "weights of GGUF have llama.cpp's names, which loaders of this format do not know";
-        return Err(fail(message.to_owned()));
-    }
     if weight.shape().len() != 2 || !weight.name.ends_with(".weight") {
         return Err(fail("experts in one tensor have no place in this format".to_owned()));
     }
