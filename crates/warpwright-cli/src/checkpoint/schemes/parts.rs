@@ -58,7 +58,12 @@ impl<'a> Parts<'a> {
 
     /// The part, which must be there.
     pub(super) fn need(&self, suffix: &str) -> Result<Located<'a>, CheckpointError> {
-        self.get(suffix).ok_or_else(|| self.fail(Defect::MissingPart { key: self.key(suffix) }))
+        self.get(suffix).ok_or_else(|| self.missing(suffix))
+    }
+
+    /// That a part is not there.
+    pub(super) fn missing(&self, suffix: &str) -> CheckpointError {
+        self.fail(Defect::MissingPart { key: self.key(suffix) })
     }
 
     /// The part, which must have one of these types and so many dimensions.
@@ -100,10 +105,10 @@ impl<'a> Parts<'a> {
 
     /// That a part is not what the others ask for.
     pub(super) fn misfit(&self, suffix: &str, expected: String) -> CheckpointError {
-        let key = self.key(suffix);
         match self.get(suffix) {
-            None => self.fail(Defect::MissingPart { key }),
+            None => self.missing(suffix),
             Some(Located { tensor, .. }) => {
+                let key = self.key(suffix);
                 let (dtype, shape) = (tensor.dtype, tensor.shape.clone());
                 self.fail(Defect::PartShape { key, dtype, shape, expected })
             }

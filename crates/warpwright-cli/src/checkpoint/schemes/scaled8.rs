@@ -40,7 +40,7 @@ fn floats(parts: &Parts<'_>, code: Code) -> Result<PackedWeight, CheckpointError
         Some(suffix) => parts.scales_by_shape(suffix, [rows, columns])?,
         // A plain cast, unless the configuration speaks of scales.
         None if method.is_none() => (unscaled(rows), columns.max(1)),
-        None => return Err(parts.misfit(".weight_scale", String::new())),
+        None => return Err(parts.missing(".weight_scale")),
     };
     let tool = match (compressed, scales.code) {
         (_, ScaleCode::E8m0) if scales.rows == 1 && scales.groups > 1 => Tool::Mxfp8,
@@ -80,7 +80,7 @@ fn integers(parts: &Parts<'_>) -> Result<Option<PackedWeight>, CheckpointError> 
         }
         let declared = parts.declared()?.method();
         return if declared.as_deref() == Some("compressed-tensors") {
-            Err(parts.misfit(".weight_scale", String::new()))
+            Err(parts.missing(".weight_scale"))
         } else {
             Ok(None)
         };
