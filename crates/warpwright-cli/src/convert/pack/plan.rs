@@ -178,7 +178,17 @@ fn takes(tensor: &TensorInfo, options: &Options) -> bool {
 fn is_kept(name: &str) -> bool {
     let module = base_of(name).rsplit('.').next().unwrap_or_default();
     name.contains("embed")
-        || matches!(module, "wte" | "wpe" | "lm_head" | "gate" | "router" | "shared_expert_gate")
+        || matches!(
+            module,
+            "wte"
+                | "wpe"
+                | "shared"
+                | "relative_attention_bias"
+                | "lm_head"
+                | "gate"
+                | "router"
+                | "shared_expert_gate"
+        )
 }
 
 /// What a weight shares its divisor with: inference engines multiply by some layers as by one, and then know a single divisor.
@@ -208,10 +218,22 @@ mod tests {
 
     #[test]
     fn embeddings_heads_and_routers_stay() {
-        for name in ["model.embed_tokens.weight", "lm_head.weight", "h.wte.weight", "l.0.mlp.gate.weight"] {
+        for name in [
+            "model.embed_tokens.weight",
+            "lm_head.weight",
+            "h.wte.weight",
+            "l.0.mlp.gate.weight",
+            // Embeddings of T5: of tokens, and of distances.
+            "shared.weight",
+            "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+        ] {
             assert!(is_kept(name), "{name}");
         }
-        for name in ["l.0.mlp.gate_proj.weight", "l.0.self_attn.q_proj.weight"] {
+        for name in [
+            "l.0.mlp.gate_proj.weight",
+            "l.0.self_attn.q_proj.weight",
+            "l.0.mlp.shared_expert.up_proj.weight",
+        ] {
             assert!(!is_kept(name), "{name}");
         }
     }
