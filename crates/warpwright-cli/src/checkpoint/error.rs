@@ -281,7 +281,7 @@ pub enum Defect {
         groups: u64,
     },
     /// The configuration beside the checkpoint is not what it should be.
-    #[error("quantization: {message}")]
+    #[error("{message}")]
     Config {
         /// The defect.
         message: String,

@@ -463,6 +463,28 @@ fn a_checkpoint_of_the_other_form_is_not_left_beside_the_output() {
     }
 }
 
+/// Found out before the work, which takes long.
+#[test]
+fn a_model_of_other_weights_and_a_bad_configuration_are_refused() {
+    let place = Place::new();
+    model(&place, Dtype::F32);
+    for (config, expected) in [
+        (r#"{"model_type": "gpt2"}"#, "model/model.safetensors: weights of gpt2 are [inputs, outputs]"),
+        ("{", "model/config.json: not a JSON object"),
+    ] {
+        place.write("model/config.json", config);
+        let ran = place.run(&["quantize", "model", "-o", "out", "--format", "fp8"]);
+        assert_eq!((ran.code, place.path("out").exists()), (Some(2), false), "{}", ran.err);
+        assert!(
+            ran.err.starts_with(&format!("error: {expected}")) && ran.err.contains("\nhelp: "),
+            "{}",
+            ran.err
+        );
+    }
+    place.write("model/config.json", r#"{"model_type": "gpt_bigcode"}"#);
+    place.json(&["quantize", "model", "-o", "out", "--format", "fp8", "--json"]);
+}
+
 /// Keys and shapes alone do not tell a loader what it reads.
 #[test]
 fn a_missing_configuration_and_an_empty_outcome_are_told() {

@@ -20,6 +20,8 @@ pub struct Declared {
     entry: Map<String, Value>,
     /// The weights' type, where `config.json` names one.
     pub dtype: Option<DType>,
+    /// The model's architecture as transformers calls it, where `config.json` names one.
+    pub model_type: Option<String>,
 }
 
 impl Declared {
@@ -32,8 +34,9 @@ impl Declared {
         let config = object(&file)?.unwrap_or_default();
         let dtype = config.get("torch_dtype").or_else(|| config.get("dtype")).and_then(Value::as_str);
         let dtype = dtype.and_then(from_torch_name).filter(|dtype| *dtype != DType::F64);
+        let model_type = config.get("model_type").and_then(Value::as_str).map(str::to_owned);
         match config.get("quantization_config") {
-            Some(Value::Object(entry)) => return Ok(Self { file, entry: entry.clone(), dtype }),
+            Some(Value::Object(entry)) => return Ok(Self { file, entry: entry.clone(), dtype, model_type }),
             None | Some(Value::Null) => {}
             Some(_) => {
                 let message = "quantization_config is not an object".to_owned();
@@ -47,10 +50,10 @@ impl Declared {
                     entry = inner;
                     entry.insert("quant_method".to_owned(), "modelopt".into());
                 }
-                return Ok(Self { file, entry, dtype });
+                return Ok(Self { file, entry, dtype, model_type });
             }
         }
-        Ok(Self { dtype, ..Self::default() })
+        Ok(Self { dtype, model_type, ..Self::default() })
     }
 
     /// `quant_method`, in small letters.

@@ -22,12 +22,13 @@ use super::pool;
 use super::quantize::{Observer, Summary, TensorResult, pieces};
 use crate::args::PackedFormat;
 use crate::checkpoint::schemes::packing::float_values;
-use crate::checkpoint::schemes::{Decoder, Global, PackedWeight};
+use crate::checkpoint::schemes::{Declared, Decoder, Global, PackedWeight};
 use crate::checkpoint::sharded::{INDEX, shard_name};
 use crate::checkpoint::{
     Checkpoint, CheckpointError, Defect, Reader, Storage, StoredType, TensorInfo, Writer,
 };
 use crate::error::Error;
+use crate::paths::Shown;
 use encode::{NVFP4_RANGE, Rule, Scale, in_type};
 use plan::{Input, Item, ShardPlan, siblings};
 
@@ -80,6 +81,9 @@ pub fn run(
     quantize: bool,
     observer: &dyn Observer,
 ) -> Result<Summary, Error> {
+    if quantize {
+        check_model(checkpoint)?;
+    }
     let mut plans = Vec::new();
     let (mut weight_map, mut total) = (BTreeMap::new(), 0);
     let mut left = Vec::new();
@@ -144,6 +148,22 @@ pub fn run(
     }
     output.commit()?;
     Ok(summary)
+}
+
+/// Refuses models whose weights are \[K, N\], as `Conv1D` of transformers has them: the formats would take K for N.
+fn check_model(checkpoint: &Checkpoint) -> Result<(), Error> {
+    const TRANSPOSED: [&str; 4] = ["decision_transformer", "gpt2", "imagegpt", "openai-gpt"];
+    let declared = Declared::read(checkpoint.folder())?;
+    match declared.model_type.as_deref().filter(|model| TRANSPOSED.contains(model)) {
+        None => Ok(()),
+        Some(model) => Err(Error::usage(
+            format!(
+                "{}: weights of {model} are [inputs, outputs], which these formats have no place for",
+                Shown(checkpoint.path())
+            ),
+            "use --format bnb-nf4, bnb-fp4 or int4",
+        )),
+    }
 }
 
 /// A part of the work.
