@@ -1,7 +1,7 @@
 //! The steps of continuous integration, in the order in which mistakes are cheapest to find.
 
 use crate::shell::{cargo, target_dir};
-use crate::{candle, lengths, ptxas, python};
+use crate::{candle, lengths, package, ptxas, python, third_party};
 
 /// Everything.
 pub(crate) fn run() -> Result<(), String> {
@@ -36,6 +36,8 @@ const CHECKED: [&str; 9] = [
 /// The checks that read the code without running it.
 pub(crate) fn lint() -> Result<(), String> {
     lengths::run()?;
+    third_party::check()?;
+    package::check(package::Trial::Contents)?;
     cargo(&["fmt", "--all", "--check"], &[])?;
     cargo(&["fmt", "--manifest-path", python::MANIFEST, "--check"], &[])?;
     cargo(&["fmt", "--manifest-path", candle::MANIFEST, "--check"], &[])?;

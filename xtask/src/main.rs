@@ -5,17 +5,21 @@ mod ci;
 mod corpus;
 mod kernels;
 mod lengths;
+mod licence;
+mod metadata;
 mod nightly;
+mod package;
 mod ptxas;
 mod python;
 mod shell;
+mod third_party;
 
 use std::process::ExitCode;
 
 const USAGE: &str = "usage: cargo xtask <task>
 
   ci             everything that continuous integration runs
-  lint           formatting, clippy, documentation and file lengths
+  lint           formatting, clippy, documentation, file lengths, and what packages have in them
   fetch-ptxas    install NVIDIA's assembler into target/tools and print its path
   ptxas [PART...]
                  assemble kernels with the real ptxas: all for one target and a sample for the others; or those alone whose names have one
@@ -26,6 +30,10 @@ const USAGE: &str = "usage: cargo xtask <task>
                  compare two such lists, the second made now if it is not named; fails unless they differ in names alone
   python         install the Python package into target/python and run its tests
   candle         test the bridge to candle on the CPU
+  package        put the packages together as they would be published, and compile each from what is in it
+  third-party [--check]
+                 THIRD-PARTY.md, and target/third-party: bills of materials and texts of licences; or whether the page is up to date. Fails if
+                 a licence is not on the list of xtask/src/licence.rs
   bench-report   bench/data to docs/performance and the README's table
   corpus [--only TEXT] [--jobs N]
                  compile kernels with nvcc, Triton and Numba and say how many parse, verify as ptxas does, and run right
@@ -46,6 +54,9 @@ fn main() -> ExitCode {
         (Some("ptxas"), parts) => ptxas::run(parts),
         (Some("python"), []) => python::test(python::Build::Released),
         (Some("candle"), []) => candle::test(),
+        (Some("package"), []) => package::check(package::Trial::Compiled),
+        (Some("third-party"), []) => third_party::write(),
+        (Some("third-party"), [flag]) if flag == "--check" => third_party::check(),
         (Some("bench-report"), []) => python::bench_report(),
         (Some("kernels"), args) => kernels::run(args),
         (Some("corpus"), args) => corpus::check(args),

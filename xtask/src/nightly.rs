@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::time::Instant;
 
 use crate::shell::{cargo, output, root};
-use crate::{candle, corpus, ptxas, python};
+use crate::{candle, corpus, package, ptxas, python};
 
 /// Where the command records what ran green, one line a part and run.
 const RECORD: &str = "bench/data/nightly/parts.jsonl";
@@ -27,6 +27,8 @@ enum Step {
     Python,
     /// The lints of the bridge to candle.
     Candle,
+    /// The packages as they would be published.
+    Packages,
     /// Other compilers' PTX.
     Corpus,
 }
@@ -150,6 +152,11 @@ const PARTS: &[Part] = &[
         step: Step::Candle,
     },
     Part {
+        name: "package",
+        proves: "each package compiles from nothing but what is published",
+        step: Step::Packages,
+    },
+    Part {
         name: "corpus",
         proves: "PTX of nvcc, Triton and Numba parses, verifies as ptxas does, and runs right",
         step: Step::Corpus,
@@ -199,6 +206,7 @@ impl Part {
             Step::Cargo { args, env } => cargo(args, &[&assembler[..], env].concat()),
             Step::Python => python::test(python::Build::Released),
             Step::Candle => candle::lint(),
+            Step::Packages => package::check(package::Trial::Compiled),
             Step::Corpus => corpus::check(&[]),
         }
     }

@@ -1,0 +1,128 @@
+//! The packages as they would be published.
+
+use serde_json::Value;
+
+use crate::metadata::{Workspace, text};
+use crate::shell::{cargo, root};
+use crate::{candle, python};
+
+/// Members that are not for users. They say `publish = false`.
+const UNPUBLISHED: [&str; 2] = ["warpwright-timing", "xtask"];
+
+/// How far a package is tried.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Trial {
+    /// It can be put together, and nothing is missing in it.
+    Contents,
+    /// It also compiles from nothing but what is in it and in the other packages.
+    Compiled,
+}
+
+/// Puts the packages of the workspace together in `target/package`.
+pub(crate) fn check(trial: Trial) -> Result<(), String> {
+    let workspace = Workspace::read("Cargo.toml")?;
+    let version = text(workspace.package("warpwright")?, "version");
+    let mut missing = Vec::new();
+    for package in workspace.members() {
+        let unpublished = package["publish"].as_array().is_some_and(Vec::is_empty);
+        if unpublished != UNPUBLISHED.contains(&text(package, "name")) {
+            missing.push(format!("{}: is it to be published?", text(package, "name")));
+        } else if !unpublished {
+            missing.extend(missing_in(package, version)?);
+        }
+    }
+    // Published from workspaces of their own.
+    missing.extend(missing_in(Workspace::read(candle::MANIFEST)?.package("warpwright-candle")?, version)?);
+    let bridge = Workspace::read(python::MANIFEST)?;
+    let bridge = text(bridge.package("warpwright-py")?, "version").to_owned();
+    if bridge != version {
+        missing.push(format!("warpwright-py: its version is {bridge}, that of the library {version}"));
+    }
+    if !missing.is_empty() {
+        return Err(format!("packages that cannot be published:\n  {}", missing.join("\n  ")));
+    }
+    // Quiet, or each test that is left out is a warning.
+    let mut args = vec!["package", "--quiet", "--workspace", "--allow-dirty"];
+    args.extend(UNPUBLISHED.iter().flat_map(|name| ["--exclude", name]));
+    if trial == Trial::Contents {
+        args.push("--no-verify");
+    }
+    cargo(&args, &[])
+}
+
+/// Everything that a package lacks of what each of ours has.
+fn missing_in(package: &Value, version: &str) -> Result<Vec<String>, String> {
+    let mut missing = lacks(package, version);
+    let folder = std::path::Path::new(text(package, "manifest_path")).with_file_name("");
+    for name in ["LICENSE-MIT", "LICENSE-APACHE"] {
+        let ours = std::fs::read(root().join(name)).map_err(|e| format!("{name}: {e}"))?;
+        if std::fs::read(folder.join(name)).ok() != Some(ours) {
+            missing.push(format!("{name} is not that of the repository"));
+        }
+    }
+    Ok(missing.into_iter().map(|what| format!("{}: {what}", text(package, "name"))).collect())
+}
+
+/// What the manifest lacks.
+fn lacks(package: &Value, version: &str) -> Vec<String> {
+    let mut missing = Vec::new();
+    for field in ["description", "license", "readme", "repository", "rust_version"] {
+        if text(package, field).is_empty() {
+            missing.push(format!("no {field}"));
+        }
+    }
+    for field in ["keywords", "categories"] {
+        if package[field].as_array().is_none_or(Vec::is_empty) {
+            missing.push(format!("no {field}"));
+        }
+    }
+    if package.pointer("/metadata/docs/rs/targets").is_none() {
+        missing.push("no targets for its documentation".to_owned());
+    }
+    if text(package, "version") != version {
+        missing.push(format!("its version is {}, that of the library {version}", text(package, "version")));
+    }
+    for dependency in package["dependencies"].as_array().into_iter().flatten() {
+        let (name, asked) = (text(dependency, "name"), text(dependency, "req"));
+        // A dependency of tests without a version is left out of what is published.
+        let left_out = dependency["kind"] == "dev" && asked == "*";
+        if dependency.get("path").is_some() && !left_out && asked != format!("={version}") {
+            missing.push(format!("needs {name} {asked}, not ={version}"));
+        }
+    }
+    missing
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_a_manifest_lacks_is_named() {
+        let good = json!({
+            "name": "a", "version": "1.2.3", "description": "d", "license": "MIT", "readme": "README.md",
+            "repository": "r", "rust_version": "1.89", "keywords": ["k"], "categories": ["c"],
+            "metadata": {"docs": {"rs": {"targets": ["t"]}}},
+            "dependencies": [
+                {"name": "other", "req": "^1", "kind": null},
+                {"name": "ours", "req": "=1.2.3", "kind": null, "path": "/ours"},
+                {"name": "tests", "req": "*", "kind": "dev", "path": "/tests"},
+            ],
+        });
+        assert_eq!(lacks(&good, "1.2.3"), Vec::<String>::new());
+        let with = |field: &str, value: Value| {
+            let mut package = good.clone();
+            package[field] = value;
+            lacks(&package, "1.2.3")
+        };
+        assert_eq!(with("readme", Value::Null), ["no readme"]);
+        assert_eq!(with("keywords", json!([])), ["no keywords"]);
+        assert_eq!(with("metadata", Value::Null), ["no targets for its documentation"]);
+        assert_eq!(with("version", json!("1.2.4")), ["its version is 1.2.4, that of the library 1.2.3"]);
+        for (asked, kind) in [("^1.2.3", Value::Null), ("*", Value::Null), ("^1.2.3", json!("dev"))] {
+            let ours = json!([{"name": "ours", "req": asked, "kind": kind, "path": "/ours"}]);
+            assert_eq!(with("dependencies", ours), [format!("needs ours {asked}, not =1.2.3")]);
+        }
+    }
+}
