@@ -29,6 +29,8 @@ enum Step {
     Candle,
     /// The packages as they would be published.
     Packages,
+    /// The oldest Rust that is promised.
+    OldestRust,
     /// Other compilers' PTX.
     Corpus,
 }
@@ -157,6 +159,11 @@ const PARTS: &[Part] = &[
         step: Step::Packages,
     },
     Part {
+        name: "oldest-rust",
+        proves: "the workspace and the Python package compile with the oldest Rust that they promise",
+        step: Step::OldestRust,
+    },
+    Part {
         name: "corpus",
         proves: "PTX of nvcc, Triton and Numba parses, verifies as ptxas does, and runs right",
         step: Step::Corpus,
@@ -206,6 +213,7 @@ impl Part {
             Step::Cargo { args, env } => cargo(args, &[&assembler[..], env].concat()),
             Step::Python => python::test(python::Build::Released),
             Step::Candle => candle::lint(),
+            Step::OldestRust => package::oldest_rust(),
             Step::Packages => package::check(package::Trial::Compiled),
             Step::Corpus => corpus::check(&[]),
         }

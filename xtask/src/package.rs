@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::metadata::{Workspace, text};
-use crate::shell::{cargo, root};
+use crate::shell::{cargo, root, run, target_dir};
 use crate::{candle, python};
 
 /// Members that are not for users. They say `publish = false`.
@@ -48,6 +48,23 @@ pub(crate) fn check(trial: Trial) -> Result<(), String> {
         args.push("--no-verify");
     }
     cargo(&args, &[])
+}
+
+/// Compiles the workspace and the Python package with the oldest Rust that they promise, which rustup installs. candle asks for a newer
+/// one than ours.
+pub(crate) fn oldest_rust() -> Result<(), String> {
+    let workspace = Workspace::read("Cargo.toml")?;
+    let oldest = text(workspace.package("warpwright")?, "rust_version");
+    run("rustup", &["toolchain", "install", oldest, "--profile", "minimal"], &[])?;
+    // Apart from what this Rust has built, which it would replace.
+    let target = target_dir().join("oldest-rust");
+    for manifest in ["Cargo.toml", python::MANIFEST] {
+        let check =
+            ["run", oldest, "cargo", "check", "--quiet", "--locked", "--workspace", "--manifest-path"];
+        let env = [("CARGO_TARGET_DIR", &*target.to_string_lossy())];
+        run("rustup", &[&check[..], &[manifest]].concat(), &env)?;
+    }
+    Ok(())
 }
 
 /// Everything that a package lacks of what each of ours has.

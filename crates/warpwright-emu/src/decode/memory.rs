@@ -181,13 +181,13 @@ impl Decoder<'_> {
     pub(super) fn address(&mut self, addr: &Address) -> Result<(Slot, i64)> {
         Ok(match addr.base {
             AddressBase::Reg(r) => (self.slot(r)?, addr.offset),
-            AddressBase::Symbol(symbol)
-                if !self.in_kernel()
-                    && let Some((at, _)) = self.frame_place(self.symbol(symbol)?) =>
-            {
-                (Slot::L(self.frame_row), addr.offset.wrapping_add(at as i64))
+            AddressBase::Symbol(symbol) => {
+                let framed = if self.in_kernel() { None } else { self.frame_place(self.symbol(symbol)?) };
+                match framed {
+                    Some((at, _)) => (Slot::L(self.frame_row), addr.offset.wrapping_add(at as i64)),
+                    None => (self.symbol_address(symbol, addr.offset, true)?, 0),
+                }
             }
-            AddressBase::Symbol(symbol) => (self.symbol_address(symbol, addr.offset, true)?, 0),
             AddressBase::Absolute => (Slot::L(self.regs.literal64(addr.offset as u64)), 0),
         })
     }
