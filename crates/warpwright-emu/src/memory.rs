@@ -281,7 +281,10 @@ pub struct Memory {
     /// Where the `.global` variables of each program that ran here live, by program number.
     globals: Mutex<HashMap<u64, Arc<[u64]>>>,
     pub(crate) races: RaceClock,
+    /// Launches that run now.
     launches: AtomicU32,
+    /// Launches that have ever begun.
+    begun: AtomicU64,
     pub(crate) heap: Heap,
 }
 
@@ -297,13 +300,17 @@ impl Drop for Launching<'_> {
 impl Memory {
     /// Notes a launch until the result is dropped.
     pub(crate) fn launching(&self) -> Launching<'_> {
+        self.begun.fetch_add(1, SeqCst);
         self.launches.fetch_add(1, SeqCst);
         Launching(self)
     }
 
-    /// Launches that run now.
-    pub(crate) fn launches(&self) -> u32 {
-        self.launches.load(SeqCst)
+    /// How many launches have begun, if none but the caller's runs: while it stays the same no other has written anything.
+    pub(crate) fn alone(&self) -> Option<u64> {
+        // In this order: one that begins and ends in between is counted.
+        let alone = self.launches.load(SeqCst) <= 1;
+        let begun = self.begun.load(SeqCst);
+        alone.then_some(begun)
     }
 
     /// Memory without allocations.
@@ -557,5 +564,17 @@ mod tests {
         assert_eq!(back, [0x11, 0xCD, 0xAB, 0x11, 0x11, 0x11, 0x11, 0xEE, 0x11, 0x11, 0x11, 0x11]);
         assert_eq!(alloc.load(1, 2), 0xABCD);
         assert_eq!(alloc.load(4, 8), 0x1111_1111_EE11_1111);
+    }
+
+    #[test]
+    fn launches_that_have_ended_are_told_apart() {
+        let memory = Memory::new();
+        let _own = memory.launching();
+        let before = memory.alone();
+        assert!(before.is_some());
+        let other = memory.launching();
+        assert_eq!(memory.alone(), None);
+        drop(other);
+        assert!(memory.alone().is_some() && memory.alone() != before);
     }
 }

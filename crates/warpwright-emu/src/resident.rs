@@ -28,6 +28,24 @@ pub(crate) struct Resident<'a> {
     pub(crate) warps: Vec<Warp>,
 }
 
+/// What tells one state of memory and clocks from another.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Moment {
+    pub(crate) stamp: Stamp,
+    /// How often the clocks were put forward.
+    pub(crate) epoch: u64,
+    /// Of other launches on the memory, as [`Memory::alone`](crate::memory::Memory::alone) says. Of a cluster that has run, before it did: it may not
+    /// have seen what another launch wrote meanwhile, even if that has ended.
+    pub(crate) alone: Option<u64>,
+}
+
+/// No warp of a cluster gets further before memory changes or the clocks are put forward.
+pub(crate) struct Settled {
+    pub(crate) since: Moment,
+    /// What the warps can come to.
+    pub(crate) outlook: Outlook,
+}
+
 /// The blocks of a cluster, which run on one worker.
 #[derive(Default)]
 pub(crate) struct Cluster<'a> {
@@ -38,9 +56,8 @@ pub(crate) struct Cluster<'a> {
     pub(crate) linear: u64,
     /// The block whose parts are in the context.
     current: Option<usize>,
-    /// When it was last found that no warp gets further before memory changes or the clocks are put forward, and what the
-    /// warps can come to.
-    pub(crate) settled: Option<(Stamp, u64, Outlook)>,
+    /// If that was found when it last ran.
+    pub(crate) settled: Option<Settled>,
     /// Copies in flight, and mbarriers.
     pub(crate) asynchronous: Asynchronous,
 }

@@ -26,7 +26,7 @@ use crate::flow::Outcome;
 use crate::launch::{Fault, Printed};
 use crate::progress::{Outlook, Stamp, Turn};
 use crate::report::Findings;
-use crate::resident::Cluster;
+use crate::resident::{Cluster, Moment, Settled};
 use crate::sanitize::deadlock;
 use crate::warp::Warp;
 
@@ -169,7 +169,7 @@ impl<'a> Worker<'a> {
                 self.stop();
                 break;
             }
-            let changes = self.cx.changes;
+            let (changes, alone) = (self.cx.changes, self.cx.shared.memory.alone());
             match self.run_cluster() {
                 Halt::Ended => {
                     self.cx.shared.cluster_ended();
@@ -178,7 +178,7 @@ impl<'a> Worker<'a> {
                         self.free.push(ended);
                     }
                 }
-                Halt::Polling => self.park(self.cx.changes != changes),
+                Halt::Polling => self.park(self.cx.changes != changes, alone),
                 Halt::Stopped => self.stop(),
             }
         }
@@ -194,13 +194,12 @@ impl<'a> Worker<'a> {
         if self.to_poll == 0 && (2 * self.begun >= self.parked.len() || !may_begin) {
             (self.to_poll, self.begun) = (self.parked.len(), 0);
         }
-        // Launches on the same memory may wait for each other.
-        let others = shared.memory.launches() > 1;
         while self.to_poll > 0 {
             self.to_poll -= 1;
             let Some(cluster) = self.parked.pop_front() else { break };
-            let moment = (self.cx.stamp(), shared.time.epoch());
-            if others || cluster.settled.is_none_or(|(stamp, epoch, _)| (stamp, epoch) != moment) {
+            let now = self.now();
+            // Launches on the same memory may wait for each other.
+            if now.alone.is_none() || cluster.settled.as_ref().is_none_or(|settled| settled.since != now) {
                 self.cx.cluster = cluster;
                 return true;
             }
@@ -217,8 +216,13 @@ impl<'a> Worker<'a> {
         false
     }
 
-    /// Puts away a cluster that can only poll; `wrote` says whether it changed memory before.
-    fn park(&mut self, wrote: bool) {
+    fn now(&self) -> Moment {
+        let shared = self.cx.shared;
+        Moment { stamp: self.cx.stamp(), epoch: shared.time.epoch(), alone: shared.memory.alone() }
+    }
+
+    /// Puts away a cluster that can only poll; `wrote` says whether it changed memory before, `alone` is [`Moment::alone`].
+    fn park(&mut self, wrote: bool, alone: Option<u64>) {
         let shared = self.cx.shared;
         if shared.workers > 1 {
             // From now on others tell of their changes; what they changed before, the next poll sees.
@@ -232,7 +236,8 @@ impl<'a> Worker<'a> {
         let mut cluster = self.cx.take_cluster();
         let warps = cluster.residents.iter().flat_map(|r| &r.warps);
         let outlook = warps.map(|warp| warp.outlook(stamp)).max().unwrap_or_default();
-        cluster.settled = (outlook != Outlook::Open).then_some((stamp, epoch, outlook));
+        let since = Moment { stamp, epoch, alone };
+        cluster.settled = (outlook != Outlook::Open && alone.is_some()).then_some(Settled { since, outlook });
         self.parked.push_back(cluster);
     }
 
@@ -322,14 +327,15 @@ impl<'a> Worker<'a> {
     /// others.
     fn all_stuck(&mut self) -> bool {
         let shared = self.cx.shared;
-        let (stamp, epoch) = (self.cx.stamp(), shared.time.epoch());
-        let outlook = |cluster: &Cluster<'_>| match cluster.settled {
-            Some((at, since, outlook)) if (at, since) == (stamp, epoch) => outlook,
+        let now = self.now();
+        let outlook = |cluster: &Cluster<'_>| match &cluster.settled {
+            Some(settled) if settled.since == now => settled.outlook,
             _ => Outlook::Open,
         };
         let outlook = self.parked.iter().map(outlook).max().unwrap_or_default();
-        if outlook == Outlook::Open || shared.memory.launches() > 1 {
-            if shared.workers > 1 || outlook != Outlook::Open {
+        let Moment { stamp, epoch, alone } = now;
+        if outlook == Outlook::Open || alone.is_none() {
+            if shared.workers > 1 || alone.is_none() {
                 std::thread::yield_now();
             }
             return false;
