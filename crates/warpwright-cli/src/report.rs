@@ -238,7 +238,7 @@ mod tests {
         let mut error = ErrorStats::default();
         let method = Method { scheme: Scheme::Int4Symmetric, group_size: 2, order: NibbleOrder::LowFirst };
         let groups = Groups { codes: &[0xfe], scales: &[0.5], zero_points: &[] };
-        error.add(&crate::convert::floats::f32_bytes(&[3.0, 4.0]), DType::F32, groups, method);
+        error.add(&crate::checkpoint::floats::f32_bytes(&[3.0, 4.0]), DType::F32, groups, method);
         let tensor = TensorResult {
             name: name.to_owned(),
             shape: vec![1, 2],

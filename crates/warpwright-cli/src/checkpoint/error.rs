@@ -253,7 +253,7 @@ pub enum Defect {
         dtype: StoredType,
         /// Its shape.
         shape: Vec<u64>,
-        /// What the others ask for.
+        /// Type and shape that the others ask for.
         expected: String,
     },
     /// The configuration says otherwise than the tensors.

@@ -5,6 +5,7 @@
 
 pub mod atomic;
 pub mod error;
+pub mod floats;
 pub mod gguf;
 pub mod quantized;
 pub mod safetensors;

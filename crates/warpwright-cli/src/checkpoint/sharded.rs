@@ -133,7 +133,7 @@ impl Checkpoint {
         &self.folder
     }
 
-    /// What messages call it: its only file, else its folder.
+    /// Its name in messages: its only file, else its folder.
     pub fn path(&self) -> &Path {
         match (&self.index, &self.shards[..]) {
             (None, [only]) => only.path(),

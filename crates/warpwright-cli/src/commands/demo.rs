@@ -5,9 +5,9 @@ use std::path::Path;
 use warpwright_ptx::DType;
 
 use crate::args::DemoArgs;
+use crate::checkpoint::floats;
 use crate::checkpoint::{AtomicFile, Layout, StoredType, TensorSpec, Writer};
 use crate::console::Console;
-use crate::convert::floats;
 use crate::error::{Error, Outcome};
 use crate::interrupt;
 use crate::paths::Shown;

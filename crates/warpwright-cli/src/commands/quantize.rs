@@ -26,7 +26,7 @@ use crate::report::{self, Title};
 use crate::table::Align;
 use crate::units::{human_bytes, human_rate, shape_text};
 
-/// What works where no device does.
+/// The name of the host where a device would be named.
 pub(super) const HOST: &str = "the host";
 
 /// Runs the command.

@@ -13,10 +13,11 @@ use super::destination::Destination;
 use super::kernels::{Groups, Kernels, Lane, Method, NestedScales, Staging};
 use super::quantize::{Observer, copy, pieces};
 use super::unpack::{Band, Unpacked};
-use super::{CHUNK, chunks, floats, pool};
+use super::{CHUNK, chunks, pool};
+use crate::checkpoint::floats;
 use crate::checkpoint::quantized::{QuantizedWeight, find_quantized, keys};
 use crate::checkpoint::schemes::{PackedWeight, find_packed};
-use crate::checkpoint::sharded::{INDEX, shard_name};
+use crate::checkpoint::sharded::shard_name;
 use crate::checkpoint::{
     self, Checkpoint, CheckpointError, Defect, Layout, Located, Reader, Storage, StoredType, TensorInfo,
     TensorSpec, Writer,
@@ -140,11 +141,7 @@ pub fn run(
         output.keep(writer.finish()?);
     }
     summary.bytes = total;
-    summary.notes.extend(output.config(checkpoint.folder(), &Change::Remove)?);
-    output.companions(checkpoint.folder())?;
-    if checkpoint.is_sharded() {
-        output.text(INDEX, &checkpoint.new_index(&weight_map, total))?;
-    }
+    summary.notes.extend(output.beside(checkpoint, &Change::Remove, &weight_map, total)?);
     output.commit()?;
     Ok(summary)
 }
@@ -345,17 +342,17 @@ impl<'a> Parts<'a> {
     /// The scales, out of their 8-bit form if need be.
     fn scales(&self, method: Method, lane: &mut dyn Lane) -> Result<Vec<f32>, Error> {
         let checkpoint::Scheme::Bnb(state) = &self.weight.scheme else {
-            return Ok(floats::f32_values(&self.read(keys::SCALE)?));
+            return Ok(floats::to_f32(&self.read(keys::SCALE)?, DType::F32));
         };
         let table = if method.scheme == Scheme::Nf4 { NF4 } else { FP4 };
         self.check_map(keys::QUANT_MAP, &table)?;
         let Some(offset) = state.nested_offset else {
-            return Ok(floats::f32_values(&self.read(keys::ABSMAX)?));
+            return Ok(floats::to_f32(&self.read(keys::ABSMAX)?, DType::F32));
         };
         self.check_map(keys::NESTED_QUANT_MAP, &dynamic_map())?;
         let nested = NestedScales {
             codes: self.read(keys::ABSMAX)?,
-            absmax: floats::f32_values(&self.read(keys::NESTED_ABSMAX)?),
+            absmax: floats::to_f32(&self.read(keys::NESTED_ABSMAX)?, DType::F32),
             offset: offset as f32,
         };
         lane.unnest(&nested)
@@ -365,7 +362,7 @@ impl<'a> Parts<'a> {
     fn check_map(&self, suffix: &str, expected: &[f32]) -> Result<(), CheckpointError> {
         // Versions of bitsandbytes differ in the last places of the table that they store; none reads it back.
         const TOLERANCE: f32 = 1e-6;
-        let stored = floats::f32_values(&self.read(suffix)?);
+        let stored = floats::to_f32(&self.read(suffix)?, DType::F32);
         let same = stored.len() == expected.len()
             && stored.iter().zip(expected).all(|(a, b)| (a - b).abs() <= TOLERANCE);
         if same { Ok(()) } else { Err(self.wrong(format!("{suffix} is not the standard code"))) }

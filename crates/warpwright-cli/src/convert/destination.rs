@@ -1,5 +1,6 @@
 //! Where a converted checkpoint goes: a file, or a folder that appears as a whole.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -141,11 +142,31 @@ impl Destination {
         self.pending.push(file);
     }
 
+    /// Adds the files that a model has beside its shards: `config.json` with a change, in a new folder those of its tokenizer and the like, and
+    /// the index of several shards, which says where tensors are and how many bytes they have in all. Returns a remark for the user.
+    ///
+    /// # Errors
+    /// One of the input cannot be read, or one cannot be written.
+    pub fn beside(
+        &mut self,
+        checkpoint: &Checkpoint,
+        change: &Change,
+        weight_map: &BTreeMap<String, String>,
+        total: u64,
+    ) -> Result<Option<String>, Error> {
+        let note = self.config(checkpoint.folder(), change)?;
+        self.companions(checkpoint.folder())?;
+        if checkpoint.is_sharded() {
+            self.text(INDEX, &checkpoint.new_index(weight_map, total))?;
+        }
+        Ok(note)
+    }
+
     /// Adds a small text file to a folder.
     ///
     /// # Errors
     /// It cannot be written.
-    pub fn text(&mut self, name: &str, text: &str) -> Result<(), Error> {
+    fn text(&mut self, name: &str, text: &str) -> Result<(), Error> {
         self.small(name, text.as_bytes())
     }
 
@@ -166,7 +187,7 @@ impl Destination {
     ///
     /// # Errors
     /// It cannot be read, is no JSON, or cannot be written.
-    pub fn config(&mut self, input_folder: &Path, change: &Change) -> Result<Option<String>, Error> {
+    fn config(&mut self, input_folder: &Path, change: &Change) -> Result<Option<String>, Error> {
         let source = input_folder.join(CONFIG);
         let text = match std::fs::read_to_string(&source) {
             Ok(text) => text,
@@ -196,7 +217,7 @@ impl Destination {
     ///
     /// # Errors
     /// One cannot be read or written.
-    pub fn companions(&mut self, input_folder: &Path) -> Result<(), Error> {
+    fn companions(&mut self, input_folder: &Path) -> Result<(), Error> {
         if !matches!(self.form, Form::NewFolder { .. }) {
             return Ok(());
         }

@@ -10,8 +10,8 @@ use warpwright_ops::quantize::{
 use warpwright_ptx::DType;
 use warpwright_runtime::{Device, HostBuffer, Stream, Tensor};
 
-use super::floats;
 use super::kernels::{GroupBuffers, Groups, Kernels, Lane, Method, NestedScales};
+use crate::checkpoint::floats;
 use crate::error::Error;
 
 /// Runs the engines' kernels on a device.

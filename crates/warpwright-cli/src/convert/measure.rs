@@ -147,8 +147,8 @@ pub fn decode(groups: Groups<'_>, elements: usize, method: Method) -> Vec<f32> {
 mod tests {
     use warpwright_ops::quantize::NibbleOrder;
 
-    use super::super::floats;
     use super::*;
+    use crate::checkpoint::floats;
 
     fn method(scheme: Scheme, group_size: u32, order: NibbleOrder) -> Method {
         Method { scheme, group_size, order }

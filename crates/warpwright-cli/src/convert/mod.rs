@@ -1,4 +1,4 @@
-//! Checkpoint to checkpoint: the engines of `quantize`, `dequantize` and `convert`. What the kernels do goes through chunks; formats
+//! Checkpoint to checkpoint: the engines of `quantize`, `dequantize` and `convert`. Work of kernels goes through chunks; formats
 //! of other tools are read in bands of rows and written a weight at a time, on the host ([`pack`]).
 //!
 //! Tensors pass through in chunks of whole groups. Every core takes chunks all the way, from a positioned read over a stream
@@ -9,7 +9,6 @@ pub mod config;
 pub mod dequantize;
 pub mod destination;
 pub mod device;
-pub mod floats;
 pub mod kernels;
 pub mod measure;
 pub mod pack;

@@ -5,10 +5,10 @@ use std::path::Path;
 use warpwright_ops::quantize::tables::{FP4, NF4, dynamic_map};
 use warpwright_ptx::DType;
 
-use super::floats;
 use super::kernels::NestedScales;
 use super::quantize::Options;
 use crate::args::Format;
+use crate::checkpoint::floats;
 use crate::checkpoint::quantized::{BnbCode, NESTED_BLOCK, keys, torch_name};
 use crate::checkpoint::{
     self, BnbState, CheckpointError, Int4State, Layout, Reader, Storage, StoredType, TensorInfo, TensorSpec,

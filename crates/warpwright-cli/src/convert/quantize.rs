@@ -15,9 +15,10 @@ use super::kernels::{GroupBuffers, Groups, Kernels, Lane, Method, Staging};
 use super::measure::ErrorStats;
 use super::parts::{Item, ShardPlan, write_parts};
 use super::verify::{Mismatches, compare_codes, compare_nested, compare_values};
-use super::{CHUNK, chunks, floats, pool};
+use super::{CHUNK, chunks, pool};
 use crate::args::Format;
-use crate::checkpoint::sharded::{INDEX, shard_name};
+use crate::checkpoint::floats;
+use crate::checkpoint::sharded::shard_name;
 use crate::checkpoint::{
     Checkpoint, CheckpointError, Defect, Reader, Storage, StoredType, TensorInfo, Writer,
 };
@@ -183,11 +184,7 @@ pub fn run(
         .filter_map(|at| at.tensor.name.strip_suffix(".weight").map(str::to_owned))
         .collect();
     let change = Change::for_format(options.format, options.double_quant, left);
-    summary.notes.extend(output.config(checkpoint.folder(), &change)?);
-    output.companions(checkpoint.folder())?;
-    if checkpoint.is_sharded() {
-        output.text(INDEX, &checkpoint.new_index(&weight_map, total))?;
-    }
+    summary.notes.extend(output.beside(checkpoint, &change, &weight_map, total)?);
     if !summary.has_mismatches() {
         output.commit()?;
     }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use warpwright_ptx::DType;
 
-use super::{CHUNK, floats};
+use super::CHUNK;
+use crate::checkpoint::floats;
 use crate::checkpoint::schemes::{Decoder, PackedWeight};
 use crate::checkpoint::{Checkpoint, CheckpointError, Storage, Writer};
 

@@ -3,9 +3,10 @@
 use warpwright_ops::quantize::reference;
 use warpwright_ptx::DType;
 
+use super::chunks;
 use super::kernels::{Groups, Method, NestedScales};
 use super::measure::decode;
-use super::{chunks, floats};
+use crate::checkpoint::floats;
 
 /// How many numbers of a weight are not what the reference says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use warpwright_ptx::DType;
 use warpwright_ptx::float16::{bf16_bits, f16_bits};
 
 use crate::quantize::NibbleOrder;
-use crate::quantize::tables::{FP4, NF4};
+use crate::quantize::tables::{E2M1, FP4, NF4};
 
 /// A format of 4-bit weights, in the layout of the checkpoints that have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -54,9 +54,6 @@ impl ScaleFormat {
     }
 }
 
-/// Magnitudes of e2m1 by its three low bits.
-const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
-
 /// The factor between the numbers of a format and its table in the type of `x`.
 ///
 /// NF4 is irrational: times these numbers, found by search, no entry is further than 0.18 % from its rounding to bf16, and 0.017 % from
@@ -101,7 +98,7 @@ impl WeightFormat {
             Self::Fp4 => FP4,
             Self::Int4 => std::array::from_fn(|code| code as f32 - 8.0),
             Self::Int4Asymmetric => std::array::from_fn(|code| code as f32),
-            Self::Mxfp4 => std::array::from_fn(|code| if code < 8 { E2M1[code] } else { -E2M1[code - 8] }),
+            Self::Mxfp4 => E2M1,
         }
     }
 

@@ -35,6 +35,10 @@ pub const FP4: [f32; 16] = {
     code
 };
 
+/// The 4-bit floats e2m1 in bit-pattern order (OCP Microscaling Formats 1.0, table 5).
+pub const E2M1: [f32; 16] =
+    [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+
 /// FP4's three low bits in ascending order of magnitude.
 pub const FP4_ASCENDING: [u8; 8] = [0, 1, 6, 7, 4, 5, 2, 3];
 

@@ -1,8 +1,8 @@
 //! AWQ, as AutoAWQ's `gemm` stores it: words of eight neighbours along N, in the order 0, 2, 4, 6, 1, 3, 5, 7.
 
-use super::gptq::{SCALES, scale_code};
+use super::gptq::{self, SCALES};
 use super::parts::Parts;
-use super::{Code, Codes, Global, PackedWeight, Packing, Scales, Tool, Zero};
+use super::{Code, Codes, PackedWeight, Packing, Tool, Zero};
 use crate::checkpoint::error::{CheckpointError, Quoted};
 use crate::checkpoint::stored::StoredType;
 
@@ -21,26 +21,11 @@ pub(super) fn read(parts: &Parts<'_>) -> Result<PackedWeight, CheckpointError> {
     let scales = parts.typed(".scales", &SCALES, 2)?;
     let (columns, groups, rows) = (words[0], scales[0], scales[1]);
     parts.expect(".qzeros", &[StoredType::I32], &[groups, words[1]])?;
+    let codes = Codes { key: parts.key(".qweight"), code: Code::Unsigned(4), packing: Packing::Interleaved };
+    let (scales, dtype) = gptq::scales_of(parts, groups)?;
+    let in_groups = (scales, parts.group_size(columns, groups)?);
     Ok(PackedWeight {
-        name: parts.key(".weight"),
-        tool: Tool::Awq,
-        leading: Vec::new(),
-        rows,
-        columns,
-        transposed: false,
-        dtype: parts.dtype(Some(parts.need(".scales")?.tensor.dtype))?,
-        codes: Codes { key: parts.key(".qweight"), code: Code::Unsigned(4), packing: Packing::Interleaved },
-        scales: Scales {
-            key: Some(parts.key(".scales")),
-            code: scale_code(parts)?,
-            groups_first: true,
-            rows: 1,
-            groups,
-            global: Global::None,
-        },
         zero: Zero::Awq(parts.key(".qzeros")),
-        group_size: parts.group_size(columns, groups)?,
-        group_index: None,
-        companions: Vec::new(),
+        ..PackedWeight::matrix(Tool::Awq, parts.key(".weight"), [rows, columns], dtype, codes, in_groups)
     })
 }

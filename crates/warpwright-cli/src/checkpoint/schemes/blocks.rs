@@ -14,7 +14,9 @@
 //! Blocks of 32 have element j in the low half of byte j and element j + 16 in the high half. Source: ggml (`ggml-common.h`,
 //! `ggml-quants.c`).
 
-use super::packing::{e2m1_value, e8m0_value, f16_value};
+use half::f16;
+
+use super::packing::{e2m1_value, e8m0_value};
 
 /// A kind of block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -89,7 +91,7 @@ impl Block {
     /// The numbers of whole blocks.
     pub(super) fn decode(self, bytes: &[u8], out: &mut Vec<f32>) {
         for block in bytes.chunks_exact(self.bytes()) {
-            let number = |at: usize| f16_value([block[at], block[at + 1]]);
+            let number = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
             match self {
                 Self::Q4_0 => {
                     let d = number(0);

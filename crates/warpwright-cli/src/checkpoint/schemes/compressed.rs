@@ -5,7 +5,7 @@ use super::{Code, Codes, PackedWeight, Packing, Tool, Zero, float4, packing};
 use crate::checkpoint::error::{CheckpointError, Quoted};
 use crate::checkpoint::stored::StoredType;
 
-/// What stands beside weights and goes with them: scales of activations, and a shape, which is read on its own.
+/// Tensors that stand beside weights and go with them: scales of activations, and a shape, which is read on its own.
 pub(super) const COMPANIONS: [&str; 4] =
     [".input_scale", ".input_zero_point", ".input_global_scale", ".weight_shape"];
 
@@ -55,24 +55,15 @@ fn integers(parts: &Parts<'_>) -> Result<PackedWeight, CheckpointError> {
     } else {
         None
     };
+    let dtype = parts.dtype(Some(parts.need(".weight_scale")?.tensor.dtype))?;
+    let codes =
+        Codes { key: parts.key(".weight_packed"), code: Code::Unsigned(bits), packing: Packing::Along };
+    let (tool, in_groups) = (Tool::PackQuantized, (scales, group_size));
     Ok(PackedWeight {
-        name: parts.key(".weight"),
-        tool: Tool::PackQuantized,
-        leading: Vec::new(),
-        rows,
-        columns,
-        transposed: false,
-        dtype: parts.dtype(Some(parts.need(".weight_scale")?.tensor.dtype))?,
-        codes: Codes {
-            key: parts.key(".weight_packed"),
-            code: Code::Unsigned(bits),
-            packing: Packing::Along,
-        },
-        scales,
         zero,
-        group_size,
         group_index,
         companions: parts.present(&COMPANIONS),
+        ..PackedWeight::matrix(tool, parts.key(".weight"), [rows, columns], dtype, codes, in_groups)
     })
 }
 

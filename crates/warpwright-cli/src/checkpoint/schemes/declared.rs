@@ -1,4 +1,4 @@
-//! What a checkpoint's configuration says about its quantization.
+//! Declarations of a checkpoint's configuration about its quantization.
 
 use std::path::{Path, PathBuf};
 

@@ -5,9 +5,10 @@ use std::ops::Range;
 
 use warpwright_ptx::float8::e4m3_value;
 
-use super::packing::{e8m0_value, float_values, integers, unpack_stream};
+use super::packing::{e8m0_value, integers};
 use super::{Global, PackedWeight, Packing, ScaleCode, Zero};
 use crate::checkpoint::error::{CheckpointError, Defect};
+use crate::checkpoint::floats;
 use crate::checkpoint::sharded::{Checkpoint, Located};
 
 /// A packed weight with its scales, zero points and groups in memory.
@@ -41,14 +42,10 @@ impl<'a> Decoder<'a> {
         let in_rows = weight.codes.packing.row_bytes(columns, weight.codes.code.bits()).is_some();
         let whole = if in_rows { None } else { Some(source.read(&weight.codes.key)?) };
         let group_of = match &weight.group_index {
-            None => (0..weight.columns).map(|k| (k / weight.group_size) as u32).collect(),
+            None => source.runs(),
             Some(key) => source.group_index(key)?,
         };
-        let scales = source.scales()?;
-        let stored = match (&weight.scales.key, weight.scales.code) {
-            (Some(key), ScaleCode::E4m3 | ScaleCode::E8m0) => source.read(key)?,
-            _ => Vec::new(),
-        };
+        let (scales, stored) = source.scales()?;
         let zeros = source.zeros()?;
         let fixed = if let Zero::Fixed(zero) = weight.zero { f32::from(zero) } else { 0.0 };
         let values = weight.codes.code.values();
@@ -200,13 +197,18 @@ impl<'a> Source<'a> {
         Ok(vec![0; rows.checked_mul(row_bytes).ok_or_else(|| self.too_large())?])
     }
 
+    /// The group of each column where groups are runs.
+    fn runs(&self) -> Vec<u32> {
+        (0..self.weight.columns).map(|k| (k / self.weight.group_size) as u32).collect()
+    }
+
     /// The group of each column. compressed-tensors writes -1 everywhere while nothing is assigned.
     fn group_index(&self, key: &str) -> Result<Vec<u32>, CheckpointError> {
         let at = self.locate(key)?;
         let bytes = at.shard.read(at.tensor)?;
         let index = integers(&bytes, at.tensor.dtype);
         if index.iter().all(|group| *group == -1) {
-            return Ok((0..self.weight.columns).map(|k| (k / self.weight.group_size) as u32).collect());
+            return Ok(self.runs());
         }
         let groups = self.weight.scales.groups;
         let inside = |(column, group): (usize, &i64)| match u32::try_from(*group) {
@@ -219,16 +221,16 @@ impl<'a> Source<'a> {
         index.iter().enumerate().map(inside).collect()
     }
 
-    /// The scales in effect, by rows of scales and by groups.
-    fn scales(&self) -> Result<Vec<f32>, CheckpointError> {
+    /// The scales in effect, by rows of scales and by groups, and the same as stored, if a byte holds one.
+    fn scales(&self) -> Result<(Vec<f32>, Vec<u8>), CheckpointError> {
         let scales = &self.weight.scales;
-        let Some(key) = &scales.key else { return Ok(vec![1.0]) };
+        let Some(key) = &scales.key else { return Ok((vec![1.0], Vec::new())) };
         let bytes = self.read(key)?;
         let mut numbers: Vec<f32> = match scales.code {
             ScaleCode::E8m0 => bytes.iter().map(|byte| e8m0_value(*byte)).collect(),
             // 8-bit floats are f32 numbers.
             ScaleCode::E4m3 => bytes.iter().map(|byte| e4m3_value(*byte) as f32).collect(),
-            ScaleCode::Float(dtype) => float_values(&bytes, Some(dtype)),
+            ScaleCode::Float(dtype) => floats::to_f32(&bytes, dtype),
         };
         match &scales.global {
             Global::None => {}
@@ -242,7 +244,9 @@ impl<'a> Source<'a> {
                 numbers.iter_mut().for_each(|scale| *scale /= divisor);
             }
         }
-        Ok(if scales.groups_first { self.rows_first(&numbers) } else { numbers })
+        let numbers = if scales.groups_first { self.rows_first(&numbers) } else { numbers };
+        let stored = if matches!(scales.code, ScaleCode::Float(_)) { Vec::new() } else { bytes };
+        Ok((numbers, stored))
     }
 
     fn number(&self, key: &str) -> Result<f32, CheckpointError> {
@@ -263,9 +267,6 @@ impl<'a> Source<'a> {
         let (rows, groups) = (self.weight.rows as usize, self.weight.scales.groups as usize);
         let bits = self.weight.codes.code.bits();
         let numbers = |codes: Vec<u8>| codes.into_iter().map(f32::from).collect();
-        let word = |bytes: &[u8], at: usize| {
-            bytes.as_chunks::<4>().0.get(at).map_or(0, |word| u32::from_le_bytes(*word))
-        };
         Ok(match &self.weight.zero {
             Zero::Fixed(_) => Vec::new(),
             Zero::Int8(key) => self.read(key)?.iter().map(|byte| f32::from(byte.cast_signed())).collect(),
@@ -273,9 +274,9 @@ impl<'a> Source<'a> {
                 let bytes = self.read(key)?;
                 let mut codes = vec![0; rows * groups];
                 if rows > 0 {
-                    let width = (rows * bits as usize).div_ceil(32);
+                    // Words of [G, ..] along N: as codes along K of a matrix [G, N].
                     for (group, codes) in codes.chunks_exact_mut(rows).enumerate() {
-                        unpack_stream(|at| word(&bytes, group * width + at), bits, codes);
+                        Packing::Along.unpack(&bytes, groups, group, bits, codes);
                     }
                 }
                 // What is said about the format is not always so; the middle code in every place says it itself.

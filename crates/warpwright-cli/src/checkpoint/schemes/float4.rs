@@ -2,7 +2,7 @@
 
 use super::compressed::COMPANIONS;
 use super::parts::Parts;
-use super::{Code, Codes, Global, PackedWeight, Packing, ScaleCode, Scales, Tool, Zero};
+use super::{Code, Codes, Global, PackedWeight, Packing, ScaleCode, Scales, Tool};
 use crate::checkpoint::error::CheckpointError;
 use crate::checkpoint::stored::StoredType;
 
@@ -59,22 +59,12 @@ fn matrix(
         let (declared, found) = (format!("groups of {size}"), format!("{} of {group_size}", tool.name()));
         return Err(parts.contradiction(declared, found));
     }
-    let scales =
-        Scales { key: Some(parts.key(".weight_scale")), code, groups_first: false, rows: 1, groups, global };
+    let scales = Scales { global, ..Scales::new(Some(parts.key(".weight_scale")), code, groups) };
+    let codes = Codes { key: parts.key(codes), code: Code::E2m1, packing: Packing::Nibbles };
+    let (size, dtype, in_groups) = ([rows, columns], parts.dtype(None)?, (scales, group_size));
     Ok(PackedWeight {
-        name: parts.key(".weight"),
-        tool,
-        leading: Vec::new(),
-        rows,
-        columns,
-        transposed: false,
-        dtype: parts.dtype(None)?,
-        codes: Codes { key: parts.key(codes), code: Code::E2m1, packing: Packing::Nibbles },
-        scales,
-        zero: Zero::Fixed(0),
-        group_size,
-        group_index: None,
         companions: parts.present(&COMPANIONS),
+        ..PackedWeight::matrix(tool, parts.key(".weight"), size, dtype, codes, in_groups)
     })
 }
 
@@ -92,26 +82,12 @@ pub(super) fn gpt_oss(parts: &Parts<'_>) -> Result<Option<PackedWeight>, Checkpo
         return Err(parts.misfit("_blocks", "blocks of 16 bytes".to_owned()));
     }
     parts.expect("_scales", &POWERS, &[matrices, rows, blocks])?;
+    let scales = Scales::new(Some(parts.key("_scales")), ScaleCode::E8m0, blocks);
+    let codes = Codes { key: parts.key("_blocks"), code: Code::E2m1, packing: Packing::Nibbles };
+    let (size, dtype) = ([rows, blocks.saturating_mul(MX_GROUP)], parts.dtype(None)?);
     Ok(Some(PackedWeight {
-        name: parts.key(""),
-        tool: Tool::GptOss,
         leading: vec![matrices],
-        rows,
-        columns: blocks.saturating_mul(MX_GROUP),
         transposed: true,
-        dtype: parts.dtype(None)?,
-        codes: Codes { key: parts.key("_blocks"), code: Code::E2m1, packing: Packing::Nibbles },
-        scales: Scales {
-            key: Some(parts.key("_scales")),
-            code: ScaleCode::E8m0,
-            groups_first: false,
-            rows: 1,
-            groups: blocks,
-            global: Global::None,
-        },
-        zero: Zero::Fixed(0),
-        group_size: MX_GROUP,
-        group_index: None,
-        companions: Vec::new(),
+        ..PackedWeight::matrix(Tool::GptOss, parts.key(""), size, dtype, codes, (scales, MX_GROUP))
     }))
 }

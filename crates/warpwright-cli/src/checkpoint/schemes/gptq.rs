@@ -3,8 +3,10 @@
 //! Format 1 stores zero points less one, format 2 as they are. Format 1 has a zero point of 0 as the highest code, which AutoGPTQ's
 //! masks read as 0, and so does this. Some symmetric files say format 1 and hold format 2, so of these the words are believed.
 
+use warpwright_ptx::DType;
+
 use super::parts::Parts;
-use super::{Code, Codes, Global, PackedWeight, Packing, ScaleCode, Scales, Tool, Zero, awq, packing};
+use super::{Code, Codes, PackedWeight, Packing, ScaleCode, Scales, Tool, Zero, awq, packing};
 use crate::checkpoint::error::{CheckpointError, Quoted};
 use crate::checkpoint::stored::StoredType;
 
@@ -69,32 +71,20 @@ fn read(parts: &Parts<'_>) -> Result<PackedWeight, CheckpointError> {
             return Err(parts.unsupported(format!("the GPTQ format {} is not read", Quoted(other))));
         }
     };
+    let codes = Codes { key: parts.key(".qweight"), code: Code::Unsigned(bits), packing: Packing::Down };
+    let (scales, dtype) = scales_of(parts, groups)?;
+    let in_groups = (scales, group_size);
     Ok(PackedWeight {
-        name: parts.key(".weight"),
-        tool: Tool::Gptq,
-        leading: Vec::new(),
-        rows,
-        columns,
-        transposed: false,
-        dtype: parts.dtype(Some(parts.need(".scales")?.tensor.dtype))?,
-        codes: Codes { key: parts.key(".qweight"), code: Code::Unsigned(bits), packing: Packing::Down },
-        scales: Scales {
-            key: Some(parts.key(".scales")),
-            code: scale_code(parts)?,
-            groups_first: true,
-            rows: 1,
-            groups,
-            global: Global::None,
-        },
         zero: Zero::Gptq { key: parts.key(".qzeros"), less_one, symmetric: declared.truth("sym") },
-        group_size,
         group_index: has_index.then(|| parts.key(".g_idx")),
-        companions: Vec::new(),
+        ..PackedWeight::matrix(Tool::Gptq, parts.key(".weight"), [rows, columns], dtype, codes, in_groups)
     })
 }
 
-/// How the scales of GPTQ and AWQ are read.
-pub(super) fn scale_code(parts: &Parts<'_>) -> Result<ScaleCode, CheckpointError> {
-    let dtype = parts.need(".scales")?.tensor.dtype;
-    dtype.float().map(ScaleCode::Float).ok_or_else(|| parts.misfit(".scales", "F16, BF16 or F32".to_owned()))
+/// The scales of GPTQ and AWQ, and the type of the restored weight.
+pub(super) fn scales_of(parts: &Parts<'_>, groups: u64) -> Result<(Scales, DType), CheckpointError> {
+    let stored = parts.need(".scales")?.tensor.dtype;
+    let float = stored.float().ok_or_else(|| parts.misfit(".scales", "F16, BF16 or F32".to_owned()))?;
+    let scales = Scales::new(Some(parts.key(".scales")), ScaleCode::Float(float), groups);
+    Ok((Scales { groups_first: true, ..scales }, parts.dtype(Some(stored))?))
 }

@@ -103,7 +103,7 @@ impl Tool {
 pub struct Codes {
     /// The tensor; the restored weight takes its place.
     pub key: String,
-    /// What a code stands for.
+    /// The meaning of a code.
     pub code: Code,
     /// How codes share words.
     pub packing: Packing,
@@ -135,6 +135,18 @@ pub struct Scales {
     pub groups: u64,
     /// A factor of every scale.
     pub global: Global,
+}
+
+impl Scales {
+    /// One for each row and group, rows first.
+    fn new(key: Option<String>, code: ScaleCode, groups: u64) -> Self {
+        Self { key, code, groups_first: false, rows: 1, groups, global: Global::None }
+    }
+
+    /// None, so to say one of 1 for all of so many rows.
+    fn none(rows: u64) -> Self {
+        Self { rows: rows.max(1), ..Self::new(None, ScaleCode::Float(DType::F32), 1) }
+    }
 }
 
 /// A factor of all scales of a weight.
@@ -204,6 +216,32 @@ pub struct PackedWeight {
 }
 
 impl PackedWeight {
+    /// A matrix \[N, K\] with its groups in runs, without zero points and companions.
+    fn matrix(
+        tool: Tool,
+        name: String,
+        [rows, columns]: [u64; 2],
+        dtype: DType,
+        codes: Codes,
+        (scales, group_size): (Scales, u64),
+    ) -> Self {
+        Self {
+            name,
+            tool,
+            leading: Vec::new(),
+            rows,
+            columns,
+            transposed: false,
+            dtype,
+            codes,
+            scales,
+            zero: Zero::Fixed(0),
+            group_size,
+            group_index: None,
+            companions: Vec::new(),
+        }
+    }
+
     /// The shape of the restored weight.
     pub fn shape(&self) -> Vec<u64> {
         let matrix = if self.transposed { [self.columns, self.rows] } else { [self.rows, self.columns] };
@@ -305,28 +343,14 @@ fn of_blocks(at: Located<'_>) -> Option<PackedWeight> {
     let [leading @ .., rows, row_bytes] = &at.tensor.shape[..] else { return None };
     let (leading, rows) = (leading.to_vec(), *rows);
     let columns = row_bytes / block.bytes() as u64 * block.elements() as u64;
+    // That of their scales.
+    let dtype = if block == Block::Mxfp4 { DType::BF16 } else { DType::F16 };
+    let key = at.tensor.name.clone();
+    let codes = Codes { key: key.clone(), code: Code::Block, packing: Packing::Blocks(block) };
+    let groups = (Scales::none(rows), block.elements() as u64);
     Some(PackedWeight {
-        name: at.tensor.name.clone(),
-        tool: Tool::Gguf(block),
         leading,
-        rows,
-        columns,
-        transposed: false,
-        // That of their scales.
-        dtype: if block == Block::Mxfp4 { DType::BF16 } else { DType::F16 },
-        codes: Codes { key: at.tensor.name.clone(), code: Code::Block, packing: Packing::Blocks(block) },
-        scales: Scales {
-            key: None,
-            code: ScaleCode::Float(DType::F32),
-            groups_first: false,
-            rows: rows.max(1),
-            groups: 1,
-            global: Global::None,
-        },
-        zero: Zero::Fixed(0),
-        group_size: block.elements() as u64,
-        group_index: None,
-        companions: Vec::new(),
+        ..PackedWeight::matrix(Tool::Gguf(block), key, [rows, columns], dtype, codes, groups)
     })
 }
 

@@ -1,16 +1,12 @@
 //! Codes in words and bytes, and the numbers that they stand for.
 
-use half::{bf16, f16};
-use warpwright_ptx::DType;
+use warpwright_ops::quantize::tables::E2M1;
 use warpwright_ptx::float8::{e4m3_value, e5m2_value};
 
 use super::Block;
 use crate::checkpoint::stored::StoredType;
 
-/// The magnitudes of 4-bit floats (e2m1); bit 3 is the sign. OCP Microscaling Formats, table 5.
-pub const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
-
-/// What a code stands for.
+/// The meaning of a code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Code {
     /// An integer of so many bits, 1 to 8.
@@ -53,10 +49,9 @@ impl Code {
     }
 }
 
-/// The number of a 4-bit float.
+/// The number of a 4-bit float, of whose byte the lower half counts.
 pub fn e2m1_value(code: u8) -> f32 {
-    let magnitude = E2M1[usize::from(code & 7)];
-    if code & 8 == 0 { magnitude } else { -magnitude }
+    E2M1[usize::from(code & 15)]
 }
 
 /// The 4-bit float nearest to a number, ties to the even code; beyond 6 it is 6.
@@ -80,15 +75,6 @@ pub fn e8m0_value(byte: u8) -> f32 {
     }
 }
 
-/// The numbers of a floating-point type of 16 or 32 bits; bytes of any other are read as f32.
-pub fn float_values(bytes: &[u8], dtype: Option<DType>) -> Vec<f32> {
-    match dtype {
-        Some(DType::F16) => bytes.as_chunks().0.iter().map(|b| f16_value(*b)).collect(),
-        Some(DType::BF16) => bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect(),
-        _ => bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
-    }
-}
-
 /// The numbers of I64; bytes of any other type are read as I32.
 pub(super) fn integers(bytes: &[u8], dtype: StoredType) -> Vec<i64> {
     match dtype {
@@ -100,11 +86,6 @@ pub(super) fn integers(bytes: &[u8], dtype: StoredType) -> Vec<i64> {
 /// The words of 32 bits that so many codes fill, unless they are too many to count.
 pub(super) fn words(codes: u64, bits: u32) -> Option<u64> {
     codes.checked_mul(bits.into()).map(|bits| bits.div_ceil(32))
-}
-
-/// The number of two bytes.
-pub(super) fn f16_value(bytes: [u8; 2]) -> f32 {
-    f16::from_le_bytes(bytes).to_f32()
 }
 
 /// How the codes of a matrix \[N, K\] share words.
@@ -215,7 +196,7 @@ fn merge(bytes: &mut [u8], word: usize, value: u32) {
 }
 
 /// Codes of `bits` bits one behind the other, the lowest bit first; a code may reach into the next word.
-pub(super) fn unpack_stream(word: impl Fn(usize) -> u32, bits: u32, codes: &mut [u8]) {
+fn unpack_stream(word: impl Fn(usize) -> u32, bits: u32, codes: &mut [u8]) {
     for (n, code) in codes.iter_mut().enumerate() {
         let at = n * bits as usize;
         let mut pair = u64::from(word(at / 32));
@@ -227,7 +208,7 @@ pub(super) fn unpack_stream(word: impl Fn(usize) -> u32, bits: u32, codes: &mut 
 }
 
 /// The other way: `merge` is given words and the bits to set in them.
-pub(super) fn pack_stream(mut merge: impl FnMut(usize, u32), bits: u32, codes: &[u8]) {
+fn pack_stream(mut merge: impl FnMut(usize, u32), bits: u32, codes: &[u8]) {
     for (n, code) in codes.iter().enumerate() {
         let at = n * bits as usize;
         let pair = u64::from(*code) << (at % 32);

@@ -5,7 +5,7 @@ use std::cell::OnceCell;
 use warpwright_ptx::DType;
 
 use super::declared::Declared;
-use super::{Global, ScaleCode, Scales};
+use super::{ScaleCode, Scales};
 use crate::checkpoint::error::{CheckpointError, Defect};
 use crate::checkpoint::sharded::{Checkpoint, Located};
 use crate::checkpoint::stored::StoredType;
@@ -167,14 +167,7 @@ impl<'a> Parts<'a> {
             return Err(self.misfit(suffix, "F32, F16, BF16, U8 or F8_E8M0".to_owned()));
         }
         let code = part.dtype.float().map_or(ScaleCode::E8m0, ScaleCode::Float);
-        let scales = |rows, groups| Scales {
-            key: Some(self.key(suffix)),
-            code,
-            groups_first: false,
-            rows,
-            groups,
-            global: Global::None,
-        };
+        let scales = |rows, groups| Scales { rows, ..Scales::new(Some(self.key(suffix)), code, groups) };
         let [block_rows, block_columns] = self.declared()?.block()?.unwrap_or([128, 128]);
         let blocks = [rows.div_ceil(block_rows), columns.div_ceil(block_columns)];
         match part.shape[..] {

@@ -5,7 +5,6 @@ use super::parts::Parts;
 use super::{Code, Codes, Global, PackedWeight, Packing, ScaleCode, Scales, Tool, Zero, float4};
 use crate::checkpoint::error::CheckpointError;
 use crate::checkpoint::stored::StoredType;
-use warpwright_ptx::DType;
 
 /// The keys under which scales of 8-bit floats stand. `weight_scale_inv` is a factor too, in spite of its name.
 const SCALES: [&str; 3] = [".weight_scale_inv", ".weight_scale", ".scale"];
@@ -39,7 +38,7 @@ fn floats(parts: &Parts<'_>, code: Code) -> Result<PackedWeight, CheckpointError
     let (scales, group_size) = match SCALES.into_iter().find(|suffix| parts.has(suffix)) {
         Some(suffix) => parts.scales_by_shape(suffix, [rows, columns])?,
         // A plain cast, unless the configuration speaks of scales.
-        None if method.is_none() => (unscaled(rows), columns.max(1)),
+        None if method.is_none() => (Scales::none(rows), columns.max(1)),
         None => return Err(parts.missing(".weight_scale")),
     };
     let tool = match (compressed, scales.code) {
@@ -48,18 +47,6 @@ fn floats(parts: &Parts<'_>, code: Code) -> Result<PackedWeight, CheckpointError
         (false, _) => Tool::Fp8,
     };
     weight(parts, tool, code, scales, Zero::Fixed(0), group_size)
-}
-
-const fn unscaled(rows: u64) -> Scales {
-    let code = ScaleCode::Float(DType::F32);
-    Scales {
-        key: None,
-        code,
-        groups_first: false,
-        rows: if rows == 0 { 1 } else { rows },
-        groups: 1,
-        global: Global::None,
-    }
 }
 
 fn integers(parts: &Parts<'_>) -> Result<Option<PackedWeight>, CheckpointError> {
@@ -125,19 +112,11 @@ fn weight(
         ScaleCode::Float(dtype) => StoredType::from_float(dtype),
         _ => None,
     });
+    let codes = Codes { key: parts.key(".weight"), code, packing: Packing::Bytes };
+    let (size, dtype) = ([shape[0], shape[1]], parts.dtype(of_scales)?);
     Ok(PackedWeight {
-        name: parts.key(".weight"),
-        tool,
-        leading: Vec::new(),
-        rows: shape[0],
-        columns: shape[1],
-        transposed: false,
-        dtype: parts.dtype(of_scales)?,
-        codes: Codes { key: parts.key(".weight"), code, packing: Packing::Bytes },
-        scales,
         zero,
-        group_size,
-        group_index: None,
         companions: parts.present(&COMPANIONS),
+        ..PackedWeight::matrix(tool, parts.key(".weight"), size, dtype, codes, (scales, group_size))
     })
 }

@@ -50,7 +50,7 @@ pub(super) struct Block {
     pub(super) codes: Vec<u8>,
     /// By group.
     pub(super) scales: Vec<Scale>,
-    /// What the codes stand for.
+    /// The numbers that the codes stand for.
     pub(super) restored: Vec<f32>,
 }
 

@@ -19,7 +19,7 @@ impl Rule {
         }
     }
 
-    /// What a code stands for.
+    /// The meaning of a code.
     pub(super) const fn code_kind(&self) -> Code {
         match self.format {
             PackedFormat::Fp8 => Code::E4m3,

@@ -13,6 +13,7 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use globset::GlobSet;
+use warpwright_ptx::DType;
 
 use super::CHUNK;
 use super::config::Change;
@@ -21,9 +22,9 @@ use super::measure::ErrorStats;
 use super::pool;
 use super::quantize::{Observer, Summary, TensorResult, pieces};
 use crate::args::PackedFormat;
-use crate::checkpoint::schemes::packing::float_values;
+use crate::checkpoint::floats;
 use crate::checkpoint::schemes::{Declared, Decoder, Global, PackedWeight};
-use crate::checkpoint::sharded::{INDEX, shard_name};
+use crate::checkpoint::sharded::shard_name;
 use crate::checkpoint::{
     Checkpoint, CheckpointError, Defect, Reader, Storage, StoredType, TensorInfo, Writer,
 };
@@ -141,11 +142,7 @@ pub fn run(
         let more = if left.len() > 3 { format!(", .. ({} in all)", left.len()) } else { String::new() };
         summary.notes.push(format!("not quantized: {shown}{more}"));
     }
-    summary.notes.extend(output.config(checkpoint.folder(), &Change::packed(options, left))?);
-    output.companions(checkpoint.folder())?;
-    if checkpoint.is_sharded() {
-        output.text(INDEX, &checkpoint.new_index(&weight_map, total))?;
-    }
+    summary.notes.extend(output.beside(checkpoint, &Change::packed(options, left), &weight_map, total)?);
     output.commit()?;
     Ok(summary)
 }
@@ -259,7 +256,7 @@ impl<'a> Rows<'a> {
                 // A band is a few megabytes long, or a few rows.
                 let mut bytes = vec![0; ((band.end - band.start) * row) as usize];
                 shard.read_at(tensor, band.start * row, &mut bytes)?;
-                (float_values(&bytes, tensor.dtype.float()), &tensor.name)
+                (floats::to_f32(&bytes, tensor.dtype.float().unwrap_or(DType::F32)), &tensor.name)
             }
         };
         match values.iter().position(|value| !value.is_finite()) {

@@ -1,4 +1,4 @@
-//! What becomes of each tensor of a shard.
+//! The way of each tensor of a shard into the output.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -191,7 +191,7 @@ fn is_kept(name: &str) -> bool {
         )
 }
 
-/// What a weight shares its divisor with: inference engines multiply by some layers as by one, and then know a single divisor.
+/// The weights that share a divisor, as one name: inference engines multiply by some layers as by one, and then know a single divisor.
 pub(super) fn siblings(name: &str) -> String {
     let module = base_of(name);
     let (parent, leaf) = module.rsplit_once('.').unwrap_or(("", module));

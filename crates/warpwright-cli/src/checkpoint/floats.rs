@@ -24,6 +24,17 @@ pub fn to_f64(bytes: &[u8], dtype: DType) -> Vec<f64> {
     out
 }
 
+/// All elements as f32, those of F64 rounded to it.
+pub fn to_f32(bytes: &[u8], dtype: DType) -> Vec<f32> {
+    match dtype {
+        DType::F32 => bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+        DType::F64 => bytes.as_chunks().0.iter().map(|b| f64::from_le_bytes(*b) as f32).collect(),
+        DType::F16 => bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect(),
+        DType::BF16 => bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect(),
+        _ => Vec::new(),
+    }
+}
+
 /// Appends a value, rounded once to `dtype`.
 pub fn push(out: &mut Vec<u8>, value: f64, dtype: DType) {
     match dtype {
@@ -83,11 +94,6 @@ pub fn f32_bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|v| v.to_le_bytes()).collect()
 }
 
-/// Bytes as f32 values.
-pub fn f32_values(bytes: &[u8]) -> Vec<f32> {
-    bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -101,8 +107,9 @@ mod tests {
             }
             assert_eq!(bytes.len(), 4 * dtype.bytes());
             assert_eq!(to_f64(&bytes, dtype), [0.0, -1.5, 0.25, 1024.0]);
+            assert_eq!(to_f32(&bytes, dtype), [0.0, -1.5, 0.25, 1024.0]);
         }
-        assert_eq!(f32_values(&f32_bytes(&[1.0, -2.5])), [1.0, -2.5]);
+        assert_eq!(to_f32(&f32_bytes(&[1.0, -2.5]), DType::F32), [1.0, -2.5]);
     }
 
     #[test]
