@@ -198,8 +198,8 @@ impl<'a> Worker<'a> {
             self.to_poll -= 1;
             let Some(cluster) = self.parked.pop_front() else { break };
             let now = self.now();
-            // Launches on the same memory may wait for each other.
-            if now.alone.is_none() || cluster.settled.as_ref().is_none_or(|settled| settled.since != now) {
+            // Nothing is settled while another launch runs: launches on the same memory may wait for each other.
+            if cluster.settled.as_ref().is_none_or(|settled| settled.since != now) {
                 self.cx.cluster = cluster;
                 return true;
             }
@@ -334,7 +334,7 @@ impl<'a> Worker<'a> {
         };
         let outlook = self.parked.iter().map(outlook).max().unwrap_or_default();
         let Moment { stamp, epoch, alone } = now;
-        if outlook == Outlook::Open || alone.is_none() {
+        if outlook == Outlook::Open {
             if shared.workers > 1 || alone.is_none() {
                 std::thread::yield_now();
             }
