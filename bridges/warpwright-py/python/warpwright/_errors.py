@@ -66,6 +66,24 @@ class PtxError(Error, ValueError):
     """A PTX text cannot be run; remarks holds what `lint` says of it."""
 
 
+def refused(op: str, argument: str, got: Any, expected: str) -> ParameterError:
+    """The error of an argument that is `got`."""
+    message = f"{op}: {argument} is {got!r}, expected {expected}"
+    return ParameterError(message, op=op, argument=argument, expected=expected, got=got)
+
+
+def misshapen(op: str, argument: str, got: Any, expected: Any) -> ShapeError:
+    """The error of an array of shape `got`."""
+    message = f"{op}: {argument} has shape {list(got)}, expected {list(expected)}"
+    return ShapeError(message, op=op, argument=argument, expected=tuple(expected), got=tuple(got))
+
+
+def misranked(op: str, argument: str, got: int, expected: Any) -> ShapeError:
+    """The error of an array of `got` dimensions."""
+    message = f"{op}: {argument} has {got} dimensions, expected {expected}"
+    return ShapeError(message, op=op, argument=argument, expected=expected, got=got)
+
+
 def renamed(error: Error, op: str, **names: str) -> Error:
     """The error of a native function as one of `op`, whose arguments have these names, with `.mT` behind those that the native
     function takes transposed."""

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from ._call import Fold, Operand, call
-from ._common import documented, given
+from ._common import documented, given, no_gradient
 from ._differentiable import differentiable
 
 # Beside queries, keys and values, in the order of the function below.
@@ -41,7 +41,7 @@ def _backward(saved: Any, dys: Any, wanted: Any, **options: Any) -> Any:
     arrays, o, lse = saved
     _, _, _, of_bias, of_sinks, of_slopes, *_ = wanted
     if of_slopes:
-        raise ValueError("attention gives no gradient of slopes: pass jax.lax.stop_gradient(slopes)")
+        raise no_gradient("attention", "slopes")
     operands, others = _operands(arrays, (o, lse, dys[0]), of_bias, of_sinks)
     flags = {"bias_gradient": of_bias, "sinks_gradient": of_sinks}
     dq, dk, dv, *more = call("attention_backward", *operands, **others, **options, **flags)

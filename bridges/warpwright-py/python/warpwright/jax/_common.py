@@ -21,6 +21,11 @@ def documented(function: Function, name: str, more: str) -> Function:
     return function
 
 
+def no_gradient(op: str, argument: str) -> ValueError:
+    """The error of a gradient that an operation does not give."""
+    return ValueError(f"{op} gives no gradient of {argument}: pass jax.lax.stop_gradient({argument})")
+
+
 def from_end(axis: int, rank: int) -> int:
     """A dimension counted from the last one, so that it stays where it is when others come before it."""
     return axis - rank if 0 <= axis < rank else axis

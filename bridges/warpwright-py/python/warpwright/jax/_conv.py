@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from .._errors import Error, ShapeError, renamed
+from .._errors import Error, misranked, renamed
 from ._call import Fold, Operand, call
 from ._common import given
 from ._differentiable import differentiable
@@ -59,8 +59,7 @@ def _of_dimensions(dims: int) -> Callable[..., Array]:
     ) -> Array:
         input = jnp.asarray(input)
         if input.ndim != dims + 2:
-            message = f"{op}: input has {input.ndim} dimensions, expected {dims + 2}"
-            raise ShapeError(message, op=op, argument="input", expected=dims + 2, got=input.ndim)
+            raise misranked(op, "input", input.ndim, dims + 2)
         options = {
             "stride": _hashable(stride),
             "padding": _hashable(padding),

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from .._errors import Error, ParameterError, renamed
+from .._errors import Error, refused, renamed
 from ._call import Lead, Operand, call
 from ._differentiable import differentiable
 
@@ -37,9 +37,7 @@ def embedding(
     if padding_idx is not None and weight.ndim:
         count = weight.shape[0]
         if not -count <= padding_idx < count:
-            expected = f"a row of {count}"
-            message = f"embedding: padding_idx is {padding_idx}, expected {expected}"
-            raise ParameterError(message, op="embedding", argument="padding_idx", expected=expected, got=padding_idx)
+            raise refused("embedding", "padding_idx", padding_idx, f"a row of {count}")
         padding_idx = int(padding_idx) % count
     try:
         return _embedding(weight, input, padding_idx=padding_idx, scale_grad_by_freq=bool(scale_grad_by_freq))

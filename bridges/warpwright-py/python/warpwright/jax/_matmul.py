@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from .._errors import Error, ParameterError, ShapeError, renamed
+from .._errors import Error, ParameterError, ShapeError, misshapen, renamed
 from ._call import Either, Lead, Operand, call
 from ._common import given
 from ._differentiable import differentiable
@@ -39,9 +39,7 @@ def _broadcast(a: Array, b: Array) -> Tuple[Array, Array]:
     try:
         before = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     except ValueError as error:
-        got, expected = b.shape, (*a.shape[:-2], a.shape[-1], b.shape[-1])
-        message = f"matmul: b has shape {list(got)}, expected {list(expected)}"
-        raise ShapeError(message, op="matmul", argument="b", expected=expected, got=got) from error
+        raise misshapen("matmul", "b", b.shape, (*a.shape[:-2], a.shape[-1], b.shape[-1])) from error
     return tuple(jnp.broadcast_to(x, (*before, *x.shape[-2:])) for x in (a, b))
 
 

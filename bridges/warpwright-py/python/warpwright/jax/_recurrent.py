@@ -15,7 +15,7 @@ Weights = Sequence[Sequence[ArrayLike]]
 
 
 def _net(cell: str) -> Callable[..., Any]:
-    """A net of cells named `cell` as a function of x, weights, h0, c0 and lengths."""
+    """A net of cells named `cell` as a function of x, weights, h0, c0, lengths, its form and other options."""
     has_c = cell == "lstm"
 
     def states(h: Any, c: Any) -> Any:
@@ -39,10 +39,13 @@ def _net(cell: str) -> Callable[..., Any]:
 
     operation = differentiable(forward, backward)
 
-    def function(x: ArrayLike, weights: Weights, h0: Any, c0: Any, lengths: Any, **options: Any) -> Any:
+    def function(
+        x: ArrayLike, weights: Weights, h0: Any, c0: Any, lengths: Any, bidirectional: Any, batch_first: Any, **options: Any
+    ) -> Any:
         weights = tuple(tuple(one) for one in weights)
         if not weights:
             raise ArgumentError(f"{cell}: weights is empty", op=cell, argument="weights", expected="arrays of each layer", got=())
+        options |= {"bidirectional": bool(bidirectional), "batch_first": bool(batch_first)}
         return operation(x, weights, h0, c0, lengths, **options)
 
     return function
@@ -62,8 +65,7 @@ def lstm(
     lengths: Optional[ArrayLike] = None,
     precision: str = "full",
 ) -> Tuple[Array, Array, Array]:
-    options = {"bidirectional": bool(bidirectional), "batch_first": bool(batch_first), "precision": precision}
-    return _lstm(x, weights, h0, c0, lengths, **options)
+    return _lstm(x, weights, h0, c0, lengths, bidirectional, batch_first, precision=precision)
 
 
 def gru(
@@ -76,8 +78,7 @@ def gru(
     lengths: Optional[ArrayLike] = None,
     precision: str = "full",
 ) -> Tuple[Array, Array]:
-    options = {"bidirectional": bool(bidirectional), "batch_first": bool(batch_first), "precision": precision}
-    return _gru(x, weights, h0, None, lengths, **options)
+    return _gru(x, weights, h0, None, lengths, bidirectional, batch_first, precision=precision)
 
 
 def rnn(
@@ -91,8 +92,7 @@ def rnn(
     lengths: Optional[ArrayLike] = None,
     precision: str = "full",
 ) -> Tuple[Array, Array]:
-    options = {"bidirectional": bool(bidirectional), "batch_first": bool(batch_first), "precision": precision}
-    return _rnn(x, weights, h0, None, lengths, nonlinearity=nonlinearity, **options)
+    return _rnn(x, weights, h0, None, lengths, bidirectional, batch_first, precision=precision, nonlinearity=nonlinearity)
 
 
 for _function in (lstm, gru, rnn):

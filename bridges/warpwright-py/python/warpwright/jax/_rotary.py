@@ -6,7 +6,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ._call import Fold, Operand, call
-from ._common import documented, given
+from ._common import documented, given, no_gradient
 from ._differentiable import differentiable
 
 
@@ -27,7 +27,7 @@ def _backward(tables: Any, dys: Any, wanted: Any, **options: Any) -> Any:
     _, _, *of_tables = wanted
     for name, is_wanted in zip(("cos", "sin"), of_tables):
         if is_wanted:
-            raise ValueError(f"rotary_embedding gives no gradient of {name}: pass jax.lax.stop_gradient({name})")
+            raise no_gradient("rotary_embedding", name)
     dys = dys if isinstance(dys, (tuple, list)) else (dys, None)
     found = _rotated("rotary_embedding_backward", dys, tables, options)
     return (*(found if isinstance(found, tuple) else (found, None)), None, None, None)

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from .._errors import Error, renamed
+from .._errors import Error, refused, renamed
 from ._common import narrow
 from ._differentiable import Differentiable
-from ._images import expect_rank, memory_format, refused
+from ._images import expect_rank, memory_format
 from ._registry import Operator, direct, refuse_tangents
 
 _ACTIVATIONS = {None: None, "silu": "silu", "swish": "silu"}

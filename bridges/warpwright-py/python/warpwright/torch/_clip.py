@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from .._errors import LayoutError
-from ._images import refused
+from .._errors import LayoutError, refused
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from .._errors import DtypeError, Error, ShapeError, renamed
+from .._errors import DtypeError, Error, ShapeError, misshapen, refused, renamed
 from . import _operators
 from ._common import narrow
 from ._differentiable import Differentiable
@@ -17,7 +17,6 @@ from ._images import (
     expect_rank,
     is_recorded,
     memory_format,
-    refused,
     remembered,
     result,
     suggests_channels_last,
@@ -382,8 +381,7 @@ def _expect_bias(op: str, bias: Tensor, dtype: torch.dtype, filters: Any) -> Non
         message = f"{op}: bias is {got}, expected {expected}"
         raise DtypeError(message, op=op, argument="bias", expected=expected, got=got)
     if tuple(bias.shape) != (filters,):
-        message = f"{op}: bias has shape {list(bias.shape)}, expected [{filters}]"
-        raise ShapeError(message, op=op, argument="bias", expected=(filters,), got=tuple(bias.shape))
+        raise misshapen(op, "bias", bias.shape, (filters,))
 
 
 conv1d, conv2d, conv3d = map(_convolution, (1, 2, 3))

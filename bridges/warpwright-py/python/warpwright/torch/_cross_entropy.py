@@ -1,12 +1,12 @@
 """`cross_entropy` as operators; `warpwright.torch` has it for users."""
 
-from typing import Any, Optional, Tuple
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
 
 from .. import _native
-from .._errors import ParameterError, ShapeError
+from .._errors import misshapen, refused
 from ._common import of_dtype, row_major, statistics
 from ._differentiable import Differentiable
 from ._registry import Operator
@@ -72,12 +72,6 @@ def _as_rows(x: Tensor) -> Tensor:
     return x.movedim(1, -1).flatten(0, -2) if x.dim() > 2 else x.unsqueeze(0)
 
 
-def _check(argument: str, got: Any, fits: bool, expected: str) -> None:
-    if not fits:
-        message = f"cross_entropy: {argument} is {got!r}, expected {expected}"
-        raise ParameterError(message, op="cross_entropy", argument=argument, expected=expected, got=got)
-
-
 def _reduced(losses: Tensor, count: Any, reduction: str) -> Tensor:
     """Losses of rows, of which a mean divides the sum by `count`."""
     if reduction == "none":
@@ -85,11 +79,9 @@ def _reduced(losses: Tensor, count: Any, reduction: str) -> Tensor:
     return losses.sum() / count if reduction == "mean" else losses.sum()
 
 
-def _shaped(argument: str, x: Tensor, shape: Tuple[int, ...]) -> None:
-    if tuple(x.shape) != shape:
-        got = tuple(x.shape)
-        message = f"cross_entropy: {argument} has shape {list(got)}, expected {list(shape)}"
-        raise ShapeError(message, op="cross_entropy", argument=argument, expected=shape, got=got)
+def _expect_shape(argument: str, x: Tensor, *expected: int) -> None:
+    if tuple(x.shape) != expected:
+        raise misshapen("cross_entropy", argument, x.shape, expected)
 
 
 def _weighted(
@@ -142,18 +134,22 @@ def cross_entropy(
     A target that is neither a class nor `ignore_index` is refused on the CPU and gives NaN on a GPU; see
     `warpwright.validate_indices`.
     """
+    op = "cross_entropy"
     logits, dtype = of_dtype(logits, dtype)
     if logits.dim() == 0:
         raise ValueError("cross_entropy: expected logits [C] or [N, C, ...], got []")
     rows = _as_rows(logits)
     if weight is not None or target.is_floating_point():
-        _check("reduction", reduction, reduction in ("mean", "sum", "none"), "'mean', 'sum' or 'none'")
-        _check("label_smoothing", label_smoothing, 0 <= label_smoothing <= 1, "from 0 to 1")
+        if reduction not in ("mean", "sum", "none"):
+            raise refused(op, "reduction", reduction, "'mean', 'sum' or 'none'")
+        if not 0 <= label_smoothing <= 1:
+            raise refused(op, "label_smoothing", label_smoothing, "from 0 to 1")
     if weight is not None:
-        _shaped("weight", weight, (rows.shape[1],))
+        _expect_shape("weight", weight, rows.shape[1])
     if target.is_floating_point():
-        _shaped("target", target, tuple(logits.shape))
-        _check("ignore_index", ignore_index, ignore_index < 0, "none beside probabilities as targets")
+        _expect_shape("target", target, *logits.shape)
+        if ignore_index >= 0:
+            raise refused(op, "ignore_index", ignore_index, "none beside probabilities as targets")
         loss = _of_probabilities(rows, _as_rows(target), weight, reduction, label_smoothing, dtype)
         kept = (*logits.shape[:1], *logits.shape[2:]) if logits.dim() > 1 else ()
     else:
@@ -163,6 +159,6 @@ def cross_entropy(
         if weight is None:
             loss = _cross_entropy(rows, target, ignore_index, label_smoothing, reduction, dtype)
         else:
-            _shaped("target", target, (rows.shape[0],))
+            _expect_shape("target", target, rows.shape[0])
             loss = _weighted(rows, target, weight, ignore_index, reduction, label_smoothing, dtype)
     return loss.reshape(kept) if reduction == "none" and logits.dim() != 2 else loss

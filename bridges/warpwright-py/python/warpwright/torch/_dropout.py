@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from .. import _native
+from .._errors import refused
 from ._common import random_numbers, row_major
 from ._differentiable import Differentiable
-from ._images import refused
 from ._registry import Operator, direct, is_compiling, refuse_tangents
 
 _dropout = Differentiable(

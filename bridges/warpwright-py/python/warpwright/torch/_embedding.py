@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from .._errors import Error, renamed
+from .._errors import Error, refused, renamed
 from ._differentiable import Differentiable
-from ._images import refused
 from ._registry import Operator
 
 

@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from .._errors import ParameterError, ShapeError
+from .._errors import misranked, refused
 from ._differentiable import Differentiable
 from ._registry import Operator, is_compiling
 from ._transforms import break_graph_of_transform, takes_derivatives
@@ -40,11 +40,6 @@ def memory_format(channels_last: bool) -> str:
     return "channels_last" if channels_last else "contiguous_format"
 
 
-def refused(op: str, argument: str, got: Any, expected: str) -> ParameterError:
-    message = f"{op}: {argument} is {got!r}, expected {expected}"
-    return ParameterError(message, op=op, argument=argument, expected=expected, got=got)
-
-
 def each(op: str, argument: str, value: Any, dims: int, least: int) -> List[Any]:
     """A number for each dimension."""
     given = list(value) if isinstance(value, (tuple, list)) else [value]
@@ -72,9 +67,7 @@ def remembered(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def expect_rank(op: str, argument: str, x: Tensor, *ranks: int) -> None:
     if x.dim() not in ranks:
-        expected = " or ".join(map(str, ranks))
-        message = f"{op}: {argument} has {x.dim()} dimensions, expected {expected}"
-        raise ShapeError(message, op=op, argument=argument, expected=expected, got=x.dim())
+        raise misranked(op, argument, x.dim(), " or ".join(map(str, ranks)))
 
 
 def is_recorded(*tensors: Optional[Tensor]) -> bool:

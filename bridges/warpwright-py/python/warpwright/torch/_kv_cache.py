@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from .._errors import Error, renamed
+from .._errors import Error, refused, renamed
 from ._common import row_major
-from ._images import refused
 from ._registry import Operator, direct, refuse_tangents
 
 _CACHE = "Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? key_lengths, Tensor? block_table"

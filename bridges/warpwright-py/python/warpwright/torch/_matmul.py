@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from .._errors import DeviceError, DtypeError, Error, ShapeError, renamed
+from .._errors import DeviceError, DtypeError, Error, ShapeError, misranked, misshapen, renamed
 from ._common import narrow, row_major
 from ._differentiable import Differentiable
 from ._registry import Operator, direct, refuse_tangents
@@ -127,18 +127,11 @@ _addmm = Differentiable(
 ).function()
 
 
-def _misshapen(op: str, argument: str, x: Tensor, expected: Any) -> ShapeError:
-    got = tuple(x.shape)
-    message = f"{op}: {argument} has shape {list(got)}, expected {list(expected)}"
-    return ShapeError(message, op=op, argument=argument, expected=tuple(expected), got=got)
-
-
 def _expect_rank(op: str, rank: int, **arguments: Tensor) -> None:
     """Refuses tensors of other numbers of dimensions."""
     for argument, x in arguments.items():
         if x.dim() != rank:
-            message = f"{op}: {argument} has {x.dim()} dimensions, expected {rank}"
-            raise ShapeError(message, op=op, argument=argument, expected=rank, got=x.dim())
+            raise misranked(op, argument, x.dim(), rank)
 
 
 def _broadcast(a: Tensor, b: Tensor) -> Tuple[Tensor, Tensor]:
@@ -149,7 +142,7 @@ def _broadcast(a: Tensor, b: Tensor) -> Tuple[Tensor, Tensor]:
     try:
         before = torch.broadcast_shapes(before, of_b)
     except RuntimeError as error:
-        raise _misshapen("matmul", "b", b, (*before, a.shape[-1], b.shape[-1])) from error
+        raise misshapen("matmul", "b", b.shape, (*before, a.shape[-1], b.shape[-1])) from error
     return a.expand(*before, *a.shape[-2:]), b.expand(*before, *b.shape[-2:])
 
 
@@ -180,7 +173,7 @@ def _added(op: str, names: Sequence[str], input: Tensor, a: Tensor, b: Tensor, b
     try:
         input = input.expand(shape)
     except RuntimeError as error:
-        raise _misshapen(op, "input", input, shape) from error
+        raise misshapen(op, "input", input.shape, shape) from error
     try:
         return _addmm(input, a, b, float(beta), float(alpha))
     except Error as error:

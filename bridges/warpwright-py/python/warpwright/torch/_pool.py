@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from .._errors import Error, renamed
+from .._errors import Error, refused, renamed
 from ._differentiable import Differentiable
-from ._images import Parameters, each, is_recorded, linear_operator, refused, remembered, result, with_batch
+from ._images import Parameters, each, is_recorded, linear_operator, remembered, result, with_batch
 from ._registry import Operator
 
 Numbers = Union[int, Sequence[int]]

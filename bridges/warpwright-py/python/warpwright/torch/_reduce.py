@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from .._errors import Error, renamed
+from .._errors import Error, refused, renamed
 from .._native import Entry
 from ._common import of_dtype
-from ._images import refused
 from ._registry import Operator, is_compiling, refuse_tangents, register_gradient
 
 

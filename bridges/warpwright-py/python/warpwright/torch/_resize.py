@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from .._errors import Error, renamed
-from ._images import each, expect_rank, linear_operator, refused, suggests_channels_last
+from .._errors import Error, refused, renamed
+from ._images import each, expect_rank, linear_operator, suggests_channels_last
 
 # The native name of each mode, and the numbers of dimensions that it has images of.
 _MODES = {

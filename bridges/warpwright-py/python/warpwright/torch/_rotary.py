@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from .._errors import Error, ShapeError, renamed
+from .._errors import Error, misranked, misshapen, renamed
 from ._common import row_major
 from ._differentiable import Differentiable
 from ._registry import Operator
@@ -113,12 +113,10 @@ def apply_rotary_pos_emb(
         raise ValueError(f"{op}: unsqueeze_dim is {unsqueeze_dim}, expected 1 or 2")
     for name, x, rank in (("q", q, 4), ("k", k, 4), ("cos", cos, 3)):
         if x.dim() != rank:
-            raise ShapeError(f"{op}: {name} has {x.dim()} dimensions, expected {rank}", op=op, argument=name, expected=rank, got=x.dim())
+            raise misranked(op, name, x.dim(), rank)
     steps = q.shape[3 - unsqueeze_dim]
     if cos.shape[1] != steps:
-        expected = (cos.shape[0], steps, cos.shape[2])
-        message = f"{op}: cos has shape {list(cos.shape)}, expected {list(expected)}"
-        raise ShapeError(message, op=op, argument="cos", expected=expected, got=tuple(cos.shape))
+        raise misshapen(op, "cos", cos.shape, (cos.shape[0], steps, cos.shape[2]))
     if unsqueeze_dim == 1:
         q, k = q.transpose(1, 2), k.transpose(1, 2)
     try:
