@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import time
 from datetime import date
 from functools import partial
@@ -23,6 +22,7 @@ from typing import Any, Callable, NamedTuple
 import jax
 import jax.numpy as jnp
 import warpwright.jax as wj
+from comparison.sources import commit
 
 ROUNDS = 15
 # Calls of a round. All that are enqueued have their results in memory.
@@ -222,7 +222,7 @@ def main() -> None:
     found, whole = cases(), models()
     if unknown := [name for name in given.names if name not in {**found, **whole}]:
         parser.error(f"there is no row {unknown[0]!r}; there are {', '.join([*found, *whole])}")
-    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    head = commit()
     device = jax.devices()[0].device_kind
     print(f"{device}, JAX {jax.__version__}, bfloat16; microseconds a call")
     print(f"{'':18}{'':10}{'ours':>10}{'JAX':>10}{'ratio':>8}  shape")
