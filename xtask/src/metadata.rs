@@ -1,4 +1,4 @@
-//! What `cargo metadata` says about a workspace.
+//! Facts of a workspace from `cargo metadata`.
 
 use std::path::PathBuf;
 

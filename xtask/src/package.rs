@@ -80,7 +80,7 @@ fn missing_in(package: &Value, version: &str) -> Result<Vec<String>, String> {
     Ok(missing.into_iter().map(|what| format!("{}: {what}", text(package, "name"))).collect())
 }
 
-/// What the manifest lacks.
+/// Everything that the manifest lacks.
 fn lacks(package: &Value, version: &str) -> Vec<String> {
     let mut missing = Vec::new();
     for field in ["description", "license", "readme", "repository", "rust_version"] {

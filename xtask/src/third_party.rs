@@ -14,7 +14,7 @@ use crate::{candle, licence, python};
 /// The list for readers, which is kept in the repository.
 const PAGE: &str = "THIRD-PARTY.md";
 
-/// What users get.
+/// The packages that users get.
 struct Product {
     package: &'static str,
     manifest: &'static str,

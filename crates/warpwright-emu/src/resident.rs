@@ -28,7 +28,7 @@ pub(crate) struct Resident<'a> {
     pub(crate) warps: Vec<Warp>,
 }
 
-/// What tells one state of memory and clocks from another.
+/// A state of memory and clocks, told from others.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Moment {
     pub(crate) stamp: Stamp,
@@ -42,7 +42,7 @@ pub(crate) struct Moment {
 /// No warp of a cluster gets further before memory changes or the clocks are put forward.
 pub(crate) struct Settled {
     pub(crate) since: Moment,
-    /// What the warps can come to.
+    /// The most that the warps can come to.
     pub(crate) outlook: Outlook,
 }
 

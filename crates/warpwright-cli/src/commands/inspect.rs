@@ -80,7 +80,7 @@ pub fn run(args: &InspectArgs, console: &mut Console) -> Result<Outcome, Error> 
     Ok(outcome)
 }
 
-/// What is said about the tensor that holds the codes of a weight.
+/// Remarks about the tensor that holds the codes of a weight.
 struct Note {
     scheme: &'static str,
     description: String,

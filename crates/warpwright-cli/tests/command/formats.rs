@@ -12,7 +12,7 @@ struct Family {
     name: &'static str,
     tensors: Vec<Tensor>,
     config: Value,
-    /// What may be changed without harm.
+    /// Tensors that may be changed without harm.
     harmless: &'static [&'static str],
     /// Declarations that contradict the tensors, or cannot be.
     lies: Vec<(&'static str, Value)>,

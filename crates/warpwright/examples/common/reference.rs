@@ -1,4 +1,4 @@
-//! What the models in plain Rust share, which tests hold the examples against.
+//! Parts of the models in plain Rust, which tests hold the examples against.
 
 use std::collections::HashMap;
 
