@@ -517,7 +517,8 @@ impl Blocks {
     ///
     /// Each step of tensor cores cuts 17 numbers off at 2^-25 of the largest, the sum so far being one of them. Of numbers of one sign a sum of
     /// four steps loses 2.7e-7, one of two steps 0.9e-7, so threads add those of half slices of the first planes. Two groups of products take
-    /// turns, one on its way while the other is added: warpgroups that wait for the same slices would all leave the tensor cores idle.
+    /// turns, one on its way while the other is added: warpgroups that wait for the same slices would all leave the tensor cores idle. None is
+    /// on its way from one slice to the next: the assembler would have each product wait for the one before.
     fn multiply_planes<'k>(
         &self,
         cx: &Context<'k>,
@@ -542,35 +543,27 @@ impl Blocks {
         };
         let small = Some(factor);
         let none = self.places().map(|_| [k.lit(0.0f32), k.lit(0.0f32)]).collect::<Vec<_>>();
-        let first = (state, (state, state), one, other, none);
-        let (state, last, _, other, sums) =
-            k.fold(k.range(0, place.steps, 1), first, |step, (high, before, one, other, sums)| {
-                let low = cx.pipeline.next(high);
-                let [(high_a, high_b), (low_a, low_b)] = [high, low].map(|state| {
-                    let (at_a, at_b) = cx.stage(state.stage());
-                    let a = at_a + group * cx.a.part(SLAB);
-                    ((cx.a, cx.a.descriptor(a)), (cx.b, cx.b.descriptor(at_b)))
-                });
-                cx.pipeline.consumer_wait(high);
-                one.restart(high_a, high_b, 0..half);
-                let sums = add(sums, &other, 1, small);
-                // The products of the slices before have been added.
-                k.if_(step.gt(0), || {
-                    self.release(cx, lane, before.0);
-                    self.release(cx, lane, before.1);
-                });
-                cx.pipeline.consumer_wait(low);
-                other.restart(high_a, low_b, 0..all);
-                let sums = add(sums, &one, 1, None);
-                one.restart(high_a, high_b, half..all);
-                let sums = add(sums, &other, 1, small);
-                other.restart(low_a, high_b, 0..all);
-                let sums = add(sums, &one, 1, None);
-                (cx.pipeline.next(low), (high, low), one, other, sums)
+        let (state, sums) = k.fold(k.range(0, place.steps, 1), (state, none), |_, (high, sums)| {
+            let low = cx.pipeline.next(high);
+            let [(high_a, high_b), (low_a, low_b)] = [high, low].map(|state| {
+                let (at_a, at_b) = cx.stage(state.stage());
+                let a = at_a + group * cx.a.part(SLAB);
+                ((cx.a, cx.a.descriptor(a)), (cx.b, cx.b.descriptor(at_b)))
             });
-        let sums = add(sums, &other, 0, small);
-        self.release(cx, lane, last.0);
-        self.release(cx, lane, last.1);
+            cx.pipeline.consumer_wait(high);
+            one.restart(high_a, high_b, 0..half);
+            cx.pipeline.consumer_wait(low);
+            other.restart(high_a, low_b, 0..all);
+            let sums = add(sums, &one, 1, None);
+            one.restart(high_a, high_b, half..all);
+            let sums = add(sums, &other, 1, small);
+            other.restart(low_a, high_b, 0..all);
+            let sums = add(sums, &one, 1, None);
+            let sums = add(sums, &other, 0, small);
+            self.release(cx, lane, high);
+            self.release(cx, lane, low);
+            (cx.pipeline.next(low), sums)
+        });
         (state, self.places().zip(sums).map(|((down, right), pair)| (down, right, pair)).collect())
     }
 

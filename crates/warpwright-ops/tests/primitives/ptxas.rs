@@ -147,7 +147,7 @@ fn recorded(target: Target, operations: &[Entry], parts: &[&str]) -> Vec<Source>
     on_all_cores(&jobs, of).into_iter().flatten().collect()
 }
 
-/// Whether the kernel spills, where it may; otherwise the objections of ptxas: an error, or a spill.
+/// Whether the kernel spills, where it may; otherwise the objections of ptxas: an error, products one after the other, or a spill.
 fn assemble(ptxas: &PathBuf, kernel: &Source, index: usize) -> Result<bool, String> {
     let source = std::env::temp_dir().join(format!("warpwright-{}-{index}.ptx", std::process::id()));
     let cubin = source.with_extension("cubin");
@@ -163,6 +163,10 @@ fn assemble(ptxas: &PathBuf, kernel: &Source, index: usize) -> Result<bool, Stri
         let _ = std::fs::remove_file(file);
     }
     let log = String::from_utf8_lossy(&output.stderr);
+    // Each product would wait for the one before, where the assembler does not see that nothing touches its registers.
+    if log.contains("wgmma.mma_async instructions are serialized") {
+        return Err(format!("{name} for {target}: {log}"));
+    }
     let clean = log.contains("0 bytes spill stores, 0 bytes spill loads");
     let ahead = loads_ahead(name) || loads_weights_ahead(name);
     let may_spill = SPILLS.contains(&name.as_str()) || keeps_weights(name) || ahead;
