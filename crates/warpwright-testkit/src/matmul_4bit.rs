@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use warpwright_ops::matmul_4bit::tuning::{self, StreamConfig};
+use warpwright_ops::matmul_4bit::tuning::{self, Config, WarpgroupConfig};
 use warpwright_ops::matmul_4bit::{
     DTYPES, Matmul4bitArgs, Matmul4bitBackwardArgs, Matmul4bitBackwardDesc, Matmul4bitDesc, ScaleFormat,
     Weight4bitDesc, WeightFormat, reference,
@@ -25,7 +25,7 @@ struct Product {
     /// Numbers among scales and `x`.
     special: Special,
     /// The kernel, where the target has it; otherwise the one that is chosen for the sizes.
-    config: Option<StreamConfig>,
+    config: Option<Config>,
 }
 
 /// Numbers among ordinary ones.
@@ -142,9 +142,28 @@ fn situations(format: WeightFormat, dtype: DType, scope: Scope) -> Vec<Product> 
             let k = if config.col_tiles == 1 && config.warps == 8 { k } else { 5 * slice };
             let product = of(rows, [n, k], slice);
             if product.desc.weight.group_size % slice == 0 {
-                all.push(Product { config: Some(config), ..product });
+                all.push(Product { config: Some(Config::Stream(config)), ..product });
             }
         }
+    }
+    if dtype != DType::F32 {
+        // Warpgroups: parts whose last is shorter, rows behind the last tile, slices that share a scale, more rows than a tile has.
+        for (i, config) in (0..).zip(tuning::warpgroup_configs()) {
+            let (rows, cols) = (config.rows() as usize, config.cols as usize);
+            let group = if i % 2 == 0 { config.slice as usize } else { 256 };
+            let (m, n) = ([cols - 3, cols + 2][i % 2], rows + [8, 5][i / 2 % 2]);
+            let product = of(m, [n, [256, 768, 1280][i % 3]], group);
+            let sliced = product.desc.weight.group_size % config.slice as usize == 0;
+            // One part, whose stages are used again.
+            let config = WarpgroupConfig { most_parts: [1, 16][i / 2 % 2], ..config };
+            // Of f16, whose numbers come from another table, one of each kind of slices.
+            if sliced && (dtype == DType::BF16 || i % 5 == 0) {
+                let product = if i % 4 == 3 { scaled(product, other) } else { product };
+                all.push(Product { config: Some(Config::Warpgroup(config)), ..product });
+            }
+        }
+        all.push(Product { special: Special::Scales, ..of(20, [72, 512], 64) });
+        all.push(Product { special: Special::X, ..of(33, [72, 512], 64) });
     }
     if scope == Scope::Full {
         for k in [2, 31, 32, 64, 96, 128, 256, 288, 1000, 2048, 11008] {
@@ -155,6 +174,7 @@ fn situations(format: WeightFormat, dtype: DType, scope: Scope) -> Vec<Product> 
         }
         // More tiles than blocks.
         all.push(of(1, [4500, 64], 64));
+        all.push(of(20, [17_032, 512], 64));
     }
     all
 }
@@ -299,7 +319,7 @@ impl Subject for Product {
 
     fn layout(&self) -> String {
         let Matmul4bitDesc { m, weight, .. } = self.desc;
-        let config = self.config.map_or(String::new(), StreamConfig::name);
+        let config = self.config.map_or(String::new(), Config::name);
         let sliced = weight.k.is_multiple_of(32) && weight.group_size.is_multiple_of(32) && self.lead == 0;
         let x = self.special == Special::X;
         format!("{x} {} {sliced} {} {config}", m.div_ceil(8).next_power_of_two(), weight.k > 4096)

@@ -9,11 +9,11 @@
 //! A block goes through tiles of rows of the weight, its warps through runs of four slices of the common dimension, and loads the
 //! slices of the next run while it multiplies those of the last. Sums of the warps are added in their order.
 
-use warpwright_dsl::Halves;
 use warpwright_dsl::prelude::*;
 
 use super::scales::{Groups, Loaded, ScaleArgs, fill_map};
-use super::tuning::{ATOM_COLS, ATOM_ROWS, SLICES, StreamConfig, TABLE_BYTES};
+use super::table::{self, PairTable, TABLE_BYTES};
+use super::tuning::{ATOM_COLS, ATOM_ROWS, SLICES, StreamConfig};
 
 kernel_args! {
     /// `y = x W^T + bias`, or the sums of a part of the common dimension
@@ -88,8 +88,7 @@ struct Block<'k> {
     p: StreamParams<'k>,
     kernel: Stream,
     decoder: super::scales::Decoder<'k>,
-    /// The lane's copy of the table.
-    table: Ptr<'k, Shared, u8>,
+    table: PairTable<'k>,
     sums: Ptr<'k, Shared, f32>,
     /// The lane's elements of the rows of `x`.
     x: Vec<Ptr<'k, Shared, u32>>,
@@ -124,14 +123,13 @@ impl KernelDef for Stream {
     fn build<'k>(&self, k: K<'k>, p: StreamParams<'k>) {
         let config = self.config;
         // Tables, then sums, then x.
-        let table = k.dynamic_shared::<u8>();
-        self.fill_table(k, table.cast::<u32>());
-        let map = self.groups.is_nested().then(|| table.at(u64::from(TABLE_BYTES)).cast::<f32>());
+        let at = k.dynamic_shared::<u8>();
+        table::fill(k, (self.groups.format, self.dtype), at.cast::<u32>(), config.threads());
+        let map = self.groups.is_nested().then(|| at.at(u64::from(TABLE_BYTES)).cast::<f32>());
         map.into_iter().for_each(|map| fill_map(k, map));
-        let sums = table
-            .at(u64::from(config.fixed_bytes(self.groups.is_nested()) - config.sums_bytes()))
-            .cast::<f32>();
-        let x = table.at(u64::from(config.fixed_bytes(self.groups.is_nested())));
+        let sums =
+            at.at(u64::from(config.fixed_bytes(self.groups.is_nested()) - config.sums_bytes())).cast::<f32>();
+        let x = at.at(u64::from(config.fixed_bytes(self.groups.is_nested())));
         k.after_previous_grid();
         let begin = k.block_idx_y() * p.part;
         let len = (begin + p.part).min(p.k) - begin;
@@ -149,7 +147,7 @@ impl KernelDef for Stream {
             p,
             kernel: *self,
             decoder: self.groups.decoder_with(p.scale, map),
-            table: table.at(lane << 2),
+            table: PairTable { k, dtype: self.dtype, copy: at.at(lane << 2) },
             sums,
             x: (0..config.col_tiles).map(of_lane).collect(),
             warp,
@@ -161,21 +159,6 @@ impl KernelDef for Stream {
             steps: (runs + (of_step - 1)) / of_step,
         };
         block.run((begin, len), x);
-    }
-}
-
-impl Stream {
-    /// Writes the pairs of all bytes to every bank.
-    fn fill_table<'k>(&self, k: K<'k>, table: Ptr<'k, Shared, u32>) {
-        let pairs = k.constant_table::<u32>(&self.groups.format.pairs(self.dtype));
-        k.for_each(k.range(k.thread_idx(), 256, self.config.threads()), |entry| {
-            let pair = Lanes::splat(pairs.at(entry).get(), 4);
-            // Lanes begin at different banks.
-            for part in 0..8u32 {
-                let bank = ((entry + part) & 7) << 2;
-                table.at((entry << 5) + bank).store(pair.clone());
-            }
-        });
     }
 }
 
@@ -356,13 +339,10 @@ impl<'k> Block<'k> {
     fn decoded(&self, loaded: &Slice<'k>, tile: usize) -> WeightTile<'k> {
         let pairs = |half: usize| {
             let (codes, scale) = (&loaded.codes[2 * tile + half], &loaded.scales[2 * tile + half]);
-            let zero = self.decoder.zero_point(scale).map(|zero| self.minus(zero));
-            let less = |pair: U32<'k>| match zero {
-                // Differences of integers of eight bits are exact.
-                Some(minus) => self.halves(pair).mul_add(self.halves(self.ones()), minus).word(),
-                None => pair,
-            };
-            codes.iter().flat_map(|word| (0..4).map(|byte| less(self.pair(*word, byte)))).collect()
+            let zero = self.decoder.zero_point(scale).map(|zero| self.table.minus(zero));
+            let pair =
+                |word: &U32<'k>, byte: u32| self.table.less(self.table.pair(*word, 0x4440 | byte), zero);
+            codes.iter().flat_map(|word| (0..4).map(|byte| pair(word, byte)).collect::<Vec<_>>()).collect()
         };
         let scale = |half: usize| self.decoder.scale(self.k, &loaded.scales[2 * tile + half]);
         WeightTile { pairs: [0, 1].map(pairs), scales: [0, 1].map(scale) }
@@ -373,30 +353,6 @@ impl<'k> Block<'k> {
         let vectors = (0..self.kernel.config.words).flat_map(|i| x.at(u64::from(4 * i)).load::<u32>(4));
         let words: Vec<U32<'k>> = vectors.collect();
         words.chunks(2).map(|pair| Fragment::b(self.k, atom, pair)).collect()
-    }
-
-    fn halves(&self, word: U32<'k>) -> Halves<'k> {
-        Halves::from_word(word, self.kernel.dtype)
-    }
-
-    fn ones(&self) -> U32<'k> {
-        self.k.lit(if self.kernel.dtype == DType::BF16 { 0x3f80_3f80 } else { 0x3c00_3c00 })
-    }
-
-    /// A zero point with a minus sign, twice.
-    fn minus(&self, zero: F32<'k>) -> Halves<'k> {
-        if self.kernel.dtype == DType::BF16 {
-            return self.halves((-zero).to_bits().permute(0, 0x3232));
-        }
-        // 1024 - (1024 + zero), of which the second has the integer in its last bits.
-        let above = (zero.to_u32() | 0x6400).permute(0, 0x1010);
-        self.halves(above).negated().mul_add(self.halves(self.ones()), self.halves(self.k.lit(0x6400_6400)))
-    }
-
-    /// The numbers of a byte of codes.
-    fn pair(&self, word: U32<'k>, byte: u32) -> U32<'k> {
-        let byte = word.permute(0, 0x4440 | byte);
-        self.table.at(byte << 7).cast::<u32>().get()
     }
 
     /// Adds the sums of the warps of a tile, eight columns at a time, and stores them. `turn` says which half of the memory for sums is

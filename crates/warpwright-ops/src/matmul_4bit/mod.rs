@@ -14,12 +14,17 @@
 //! an offset, decoded as [`quantize::nested`](crate::quantize::nested) says. `int4` is `weight_packed` and `weight_scale` of
 //! compressed-tensors, an i32 being four bytes; a `group_size` of at least `k` is one scale for a row. Scales are f32, f16 or bf16.
 //!
-//! Sums are f32. Up to [`MAX_STREAM_ROWS`](tuning::MAX_STREAM_ROWS) rows of f16 or bf16 are multiplied as the weight is read, once: numbers are
-//! decoded to the type of `x`, at most 0.18 % (bf16) or 0.017 % (f16) off for `nf4` and exactly for the others, and scales multiply sums
-//! of a slice of 64 or 32 elements in f32. That needs a `k` of at least 128 and a `group_size` that are multiples of 32, the latter a power of two or a row,
-//! and tensors at multiples of 16 bytes. Other shapes of up to [`MAX_SIMT_ROWS`](tuning::MAX_SIMT_ROWS) rows, odd `k` among them, are multiplied in
-//! f32 on the ordinary units, which is several times slower. For more rows the weight is expanded to the type of `x` in the workspace,
-//! rounded once, and multiplied by [`gemm`](crate::gemm), so is the gradient `dx = dy W`.
+//! Sums are f32. Rows of f16 or bf16 are multiplied as the weight is read:
+//!
+//! - Up to [`MAX_STREAM_ROWS`](tuning::MAX_STREAM_ROWS) rows numbers are decoded to the type of `x`, at most 0.18 % (bf16) or 0.017 % (f16) off for
+//!   `nf4` and exactly for the others, and scales multiply sums of a slice of 64 or 32 elements in f32.
+//! - On sm_90 up to [`MAX_DECODED_ROWS`](tuning::MAX_DECODED_ROWS) rows, of which more than 64 are multiplied by numbers that are scaled and rounded
+//!   to the type of `x`; for a `k` that is a multiple of 256.
+//!
+//! Both need a `k` of at least 128 and a `group_size` that are multiples of 32, the latter a power of two or a row, and tensors at multiples of
+//! 16 bytes. Tensors elsewhere, and other shapes of up to [`MAX_SIMT_ROWS`](tuning::MAX_SIMT_ROWS) rows, odd `k` among them, are multiplied in
+//! f32 on the ordinary units, which takes several times as long, and of many rows far longer. In all other cases the weight is expanded to the
+//! type of `x` in the workspace, rounded once, and multiplied by [`gemm`](crate::gemm), so is the gradient `dx = dy W`.
 //!
 //! A NaN scale makes the results of its row NaN; an infinite one makes them infinite or NaN. The order of the sums depends on shapes and
 //! target alone. A `k` of 0 gives the bias.
@@ -35,9 +40,11 @@ pub(crate) mod samples;
 mod scales;
 mod simt;
 mod sum;
+mod table;
 pub mod tuning;
+mod warpgroup;
 
-use warpwright_dsl::{Elem, In, KernelArgs, KernelDef, Out};
+use warpwright_dsl::{Elem, In, KernelArgs, KernelDef, Out, TensorMapArg};
 use warpwright_ptx::isa::DeviceLimits;
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::LaunchStep;
@@ -52,7 +59,7 @@ use crate::tensors::{OutSlot, tensors};
 pub use format::{ScaleFormat, WeightFormat};
 pub use functions::{Weight4bit, matmul_4bit, matmul_4bit_backward};
 use scales::{Groups, ScaleArgs};
-use tuning::StreamConfig;
+use tuning::{Choice, Config};
 
 /// The types of `x`, `bias` and `y`.
 pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
@@ -327,25 +334,31 @@ impl Matmul4bitDesc {
         }
     }
 
-    /// The plan in which aligned tensors are multiplied by the streaming kernel of a configuration, one of [`tuning::configs`].
+    /// The plan in which aligned tensors are multiplied by the kernel of a configuration, one of [`tuning::configs`] or
+    /// [`tuning::warpgroup_configs`].
     ///
     /// # Errors
     /// As [`plan`](Operation::plan); and if the kernel does not suit the shape.
-    pub fn plan_with(&self, target: Target, config: StreamConfig) -> Result<Plan<Self>, PlanError> {
+    pub fn plan_with(&self, target: Target, config: Config) -> Result<Plan<Self>, PlanError> {
         self.weight.check(self.dtype, self.m)?;
-        let fits = tuning::suits(self, target, config);
-        let stream = fits.then(|| tuning::shared_out(self, config, &DeviceLimits::of(target))).flatten();
-        let Some(stream) = stream else {
+        let limits = DeviceLimits::of(target);
+        let choice = match config {
+            Config::Stream(config) => tuning::suits(self, target, config)
+                .then(|| tuning::shared_out(self, config, &limits).map(Choice::Stream)),
+            Config::Warpgroup(config) => tuning::suits_warpgroups(self, target, config)
+                .then(|| tuning::warpgroups(self, config, &limits).map(Choice::Warpgroup)),
+        };
+        let Some(choice) = choice.flatten() else {
             let expected = "one whose slices divide k and groups, with as many columns as x has rows";
             return Err(self.weight.refused("config", config.name(), expected));
         };
-        self.plan_choosing(target, Some(stream))
+        self.plan_choosing(target, Some(choice))
     }
 
-    fn plan_choosing(&self, target: Target, stream: Option<tuning::Stream>) -> Result<Plan<Self>, PlanError> {
+    fn plan_choosing(&self, target: Target, choice: Option<Choice>) -> Result<Plan<Self>, PlanError> {
         let (dtype, weight) = (self.dtype, &self.weight);
         let work = self.m > 0 && weight.n > 0;
-        let dense = stream.is_none() && self.m > tuning::MAX_SIMT_ROWS && weight.k > 0;
+        let dense = choice.is_none() && self.m > tuning::MAX_SIMT_ROWS && weight.k > 0;
         let mut variants = Vec::new();
         let mut scratch = 0;
         if work && dense {
@@ -368,8 +381,11 @@ impl Matmul4bitDesc {
                 variants.push(Variant { alignment, steps });
             }
         } else {
-            if let Some(stream) = stream.filter(|_| work) {
-                let (steps, bytes) = self.stream(target, stream)?;
+            if let Some(choice) = choice.filter(|_| work) {
+                let (steps, bytes) = match choice {
+                    Choice::Stream(stream) => self.stream(target, stream)?,
+                    Choice::Warpgroup(warpgroups) => self.warpgroups(target, warpgroups)?,
+                };
                 scratch = bytes;
                 variants.push(Variant { alignment: WIDE, steps });
             }
@@ -424,24 +440,80 @@ impl Matmul4bitDesc {
         let shared = config.fixed_bytes(groups.is_nested()) + small(self.m) * x_pitch;
         let recorded = plan::recorded(op, &kernel, target)?;
         let mut steps = vec![plan::launch_step(op, recorded, [blocks, parts, 1], args.values(), shared)?];
-        if !several {
-            return Ok((steps, 0));
+        steps.extend(self.sum(target, parts)?);
+        Ok((steps, self.part_bytes(parts)))
+    }
+
+    /// The launches of warpgroups, and the bytes of scratch memory that they need.
+    fn warpgroups(
+        &self,
+        target: Target,
+        choice: tuning::Warpgroups,
+    ) -> Result<(Vec<LaunchStep>, usize), PlanError> {
+        let tuning::Warpgroups { config, chunks, part, parts, across, tiles, blocks } = choice;
+        let (op, weight, several) = (self.op(), &self.weight, parts > 1);
+        let WeightSlots { weight: codes, scale } = Self::slots();
+        let (pitch, size) = weight.groups();
+        let slice = config.slice as usize;
+        let kernel = warpgroup::Warpgroup {
+            dtype: self.dtype,
+            groups: weight.group_format(),
+            config,
+            fine: size == slice,
+            bias: self.bias && !several,
+            parts: several,
+        };
+        let (of_codes, of_x) = kernel.tiles();
+        let (rows_of_codes, rows_of_x) =
+            ((weight.n as u64, weight.k as u64 / 2), (self.m as u64, weight.k as u64));
+        let bytes_of_x = rows_of_x.1 * self.dtype.bytes() as u64;
+        let args = warpgroup::WarpgroupArgs {
+            x: TensorMapArg::over::<Elem>(&Matmul4bitArgs::x.arg(), of_x.map(rows_of_x, bytes_of_x, &[])),
+            weight: TensorMapArg::over(&codes, of_codes.map(rows_of_codes, rows_of_codes.1, &[])),
+            scale,
+            bias: Matmul4bitArgs::bias.arg(),
+            y: if several { Matmul4bitArgs::workspace.arg() } else { Matmul4bitArgs::y.arg() },
+            m: small(self.m),
+            n: small(weight.n),
+            chunks,
+            part,
+            parts,
+            across,
+            tiles,
+            group_pitch: small(pitch / slice),
+            group_shift: (size / slice).trailing_zeros(),
+        };
+        let recorded = plan::recorded(op, &kernel, Target::specific(target.sm))?;
+        let mut steps =
+            vec![plan::launch_step(op, recorded, [blocks, 1, 1], args.values(), config.shared_bytes())?];
+        steps.extend(self.sum(target, parts)?);
+        Ok((steps, self.part_bytes(parts)))
+    }
+
+    /// Bytes of the sums of parts.
+    const fn part_bytes(&self, parts: u32) -> usize {
+        if parts > 1 { parts as usize * self.m * self.weight.n * size_of::<f32>() } else { 0 }
+    }
+
+    /// The launch that adds parts, if there are several.
+    fn sum(&self, target: Target, parts: u32) -> Result<Option<LaunchStep>, PlanError> {
+        if parts == 1 {
+            return Ok(None);
         }
         let args = sum::SumArgs {
             parts: Matmul4bitArgs::workspace.written(),
             bias: Matmul4bitArgs::bias.arg(),
             y: Matmul4bitArgs::y.arg(),
             m: small(self.m),
-            n: small(weight.n),
+            n: small(self.weight.n),
             count: parts,
         };
         let kernel = sum::Sum { dtype: self.dtype, bias: self.bias };
-        let of_columns = step(op, &kernel, args, target, weight.n, tuning::SUM_THREADS)?;
-        steps.extend(of_columns.map(|step| {
+        let of_columns = step(self.op(), &kernel, args, target, self.weight.n, tuning::SUM_THREADS)?;
+        Ok(of_columns.map(|step| {
             let [x, ..] = step.grid();
             step.with_grid([x, small(self.m), 1])
-        }));
-        Ok((steps, parts as usize * self.m * weight.n * size_of::<f32>()))
+        }))
     }
 
     /// The launch that any alignment has.
@@ -504,7 +576,7 @@ impl Operation for Matmul4bitDesc {
 
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         self.weight.check(self.dtype, self.m)?;
-        self.plan_choosing(target, tuning::stream(self, target))
+        self.plan_choosing(target, tuning::choose(self, target))
     }
 }
 

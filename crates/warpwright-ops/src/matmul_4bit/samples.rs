@@ -8,7 +8,7 @@ use warpwright_ptx::{DType, Target};
 use super::scales::Groups;
 use super::{
     DTYPES, Matmul4bitBackwardDesc, Matmul4bitDesc, ScaleFormat, Weight4bitDesc, WeightFormat, expand,
-    kernel, op, simt, sum, tuning,
+    kernel, op, simt, sum, tuning, warpgroup,
 };
 use crate::PlanError;
 use crate::catalogue::{Asked, Direction, Entry, Family, Planned, TARGETS};
@@ -105,10 +105,33 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
                 }
             }
         }
+        if target.sm == 90 {
+            all.extend(warpgroup_kernels(entry.op, dtype, groups)?);
+        }
     }
     if entry.direction == Direction::Forward {
         for bias in [false, true] {
             all.push(plan::recorded(entry.op, &sum::Sum { dtype, bias }, target)?);
+        }
+    }
+    Ok(all)
+}
+
+/// Kernels of each configuration of warpgroups; with and without bias and parts in one of them.
+fn warpgroup_kernels(op: &'static str, dtype: DType, groups: Groups) -> Result<Vec<Kernel>, PlanError> {
+    let mut all = Vec::new();
+    let of_groups = groups.format == WeightFormat::Mxfp4;
+    let configs = tuning::warpgroup_configs().into_iter().filter(|config| !of_groups || config.slice == 32);
+    for (i, config) in configs.enumerate() {
+        let ends: &[(bool, bool)] =
+            if i == 0 { &[(false, false), (true, false), (false, true)] } else { &[(false, false)] };
+        for &(bias, parts) in ends {
+            for fine in [true, false] {
+                if fine || !of_groups {
+                    let kernel = warpgroup::Warpgroup { dtype, groups, config, fine, bias, parts };
+                    all.push(plan::recorded(op, &kernel, Target::specific(90))?);
+                }
+            }
         }
     }
     Ok(all)

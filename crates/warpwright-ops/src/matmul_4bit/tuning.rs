@@ -1,10 +1,11 @@
 //! Which kernel serves which shape. Pure: a function of the descriptor and the target alone.
 
-use warpwright_dsl::MmaAtom;
+use warpwright_dsl::{K, MmaAtom};
 use warpwright_ptx::isa::DeviceLimits;
 use warpwright_ptx::{DType, Target};
 
 use super::scales::MAP_LEN;
+use super::table::TABLE_BYTES;
 use super::{Matmul4bitDesc, ScaleFormat};
 
 /// Threads of a block on the ordinary units.
@@ -22,8 +23,6 @@ pub(super) const ATOM_ROWS: u32 = 16;
 pub(super) const ATOM_COLS: u32 = 8;
 /// Slices of the common dimension whose codes are loaded one after the other: a line of 128 bytes of a row where a slice is of 64.
 pub(super) const SLICES: u32 = 4;
-/// Bytes of the table of pairs, which each lane has a copy of.
-pub(super) const TABLE_BYTES: u32 = 256 * 32 * 4;
 
 /// How a block of the streaming kernel is laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -107,9 +106,132 @@ pub(super) struct Stream {
     pub(super) blocks: u32,
 }
 
-/// Most rows of `x` for which the weight is decoded in registers; above it is expanded for a dense product.
+/// Elements of the common dimension whose codes are copied at once: 128 bytes of a row.
+pub(super) const CHUNK: u32 = 256;
+/// Bytes of shared memory that a block can have on sm_90, less what tiles and barriers may lose.
+const WARPGROUP_SHARED: u32 = 227 * 1024 - K::TILE_SLACK - 512;
+
+/// How a block whose warpgroups multiply is laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WarpgroupConfig {
+    /// Elements of the common dimension whose sums are scaled at once: 64, or 32.
+    pub slice: u32,
+    /// Warpgroups that multiply, each 64 rows of the weight.
+    pub groups: u32,
+    /// Rows of `x`.
+    pub cols: u32,
+    /// Chunks of codes in flight, and pieces of `x`, of which a chunk has four.
+    pub stages: u32,
+    pub x_stages: u32,
+    /// Most parts of the common dimension.
+    pub most_parts: u32,
+}
+
+impl WarpgroupConfig {
+    /// Bytes of the map of nested scales, which are there whether scales are nested or not.
+    pub(super) const MAP_BYTES: u32 = MAP_LEN * 4;
+
+    /// Its name: slice, rows of the weight and of `x`, and stages of codes and of `x`.
+    pub fn name(self) -> String {
+        let Self { slice, cols, stages, x_stages, .. } = self;
+        format!("wg_s{slice}_n{}_m{cols}_c{stages}_x{x_stages}", self.rows())
+    }
+
+    /// Rows of the weight of a tile.
+    pub const fn rows(self) -> u32 {
+        64 * self.groups
+    }
+
+    /// Threads of a block, one warpgroup of which copies.
+    pub const fn threads(self) -> u32 {
+        128 * (self.groups + 1)
+    }
+
+    /// Whether scales multiply numbers, and not sums.
+    pub(super) const fn scales_weights(self) -> bool {
+        self.cols > 64
+    }
+
+    /// Type of the table of pairs, where `x` has `dtype`: f16 where they are scaled, as it has more digits.
+    pub(super) fn table_dtype(self, dtype: DType) -> DType {
+        if self.scales_weights() { DType::F16 } else { dtype }
+    }
+
+    /// Registers of a thread that copies, and of one that multiplies.
+    pub(super) const REGISTERS: (u32, u32) = (40, 232);
+
+    /// Bytes of shared memory beside the stages of `x`.
+    const fn fixed_bytes(self) -> u32 {
+        self.stages * self.rows() * CHUNK / 2
+            + TABLE_BYTES
+            + Self::MAP_BYTES
+            + self.groups * super::warpgroup::TURNED_BYTES
+    }
+
+    /// Bytes of a stage of `x`.
+    const fn x_bytes(self) -> u32 {
+        self.cols * 128
+    }
+
+    /// With as many stages of `x` as there is room for, and as more chunks than one need.
+    const fn filled(self) -> Self {
+        let room = (WARPGROUP_SHARED - self.fixed_bytes()) / self.x_bytes();
+        Self { x_stages: if room > 12 { 12 } else { room }, ..self }
+    }
+
+    /// Bytes of dynamic shared memory.
+    pub(super) const fn shared_bytes(self) -> u32 {
+        K::TILE_SLACK + self.fixed_bytes() + self.x_stages * self.x_bytes()
+    }
+}
+
+/// How a product is multiplied while its weight is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Config {
+    /// By warps that share out the common dimension.
+    Stream(StreamConfig),
+    /// By warpgroups, on sm_90a.
+    Warpgroup(WarpgroupConfig),
+}
+
+impl Config {
+    /// Its name.
+    pub fn name(self) -> String {
+        match self {
+            Self::Stream(config) => config.name(),
+            Self::Warpgroup(config) => config.name(),
+        }
+    }
+}
+
+/// A configuration of warpgroups, and how a product is shared out among blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Warpgroups {
+    pub(super) config: WarpgroupConfig,
+    /// Chunks of the common dimension, and those of a part; the last may have less.
+    pub(super) chunks: u32,
+    pub(super) part: u32,
+    pub(super) parts: u32,
+    /// Tiles along the rows of `x`, and all tiles of all parts.
+    pub(super) across: u32,
+    pub(super) tiles: u32,
+    pub(super) blocks: u32,
+}
+
+/// A launch of either kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Choice {
+    Stream(Stream),
+    Warpgroup(Warpgroups),
+}
+
+/// Most rows of `x` that warps multiply as they read the weight.
 pub const MAX_STREAM_ROWS: usize = 64;
-/// The same for the kernel for any alignment.
+/// Most rows of `x` that warpgroups multiply with what they decode. Of more it is worth while to expand the weight, once for all of them.
+pub const MAX_DECODED_ROWS: usize = 3072;
+/// Elements of a weight from which warpgroups multiply 9 to 16 rows, too.
+const LARGE: usize = 1 << 25;
+/// Most rows that the kernel for any alignment multiplies where no other one does; of more the weight is expanded.
 pub const MAX_SIMT_ROWS: usize = 8;
 
 /// Every configuration that a plan can have: for up to eight rows two small blocks a multiprocessor, where the rows fit twice; from 17 on
@@ -134,9 +256,31 @@ pub(super) fn has_room(config: StreamConfig, nested: bool, limits: &DeviceLimits
     bytes <= (limits.shared_per_multiprocessor / config.blocks - 1024).min(limits.shared_per_block)
 }
 
+/// How the weight is multiplied while it is read, if it can be.
+pub(super) fn choose(desc: &Matmul4bitDesc, target: Target) -> Option<Choice> {
+    let streamed = || stream(desc, target).map(Choice::Stream);
+    // Of small weights up to 16 rows are multiplied sooner by warps, whose sums need no second launch.
+    let large = desc.weight.n * desc.weight.k >= LARGE;
+    if desc.m <= if large { 8 } else { 16 } {
+        return streamed();
+    }
+    if desc.m > MAX_DECODED_ROWS {
+        return None;
+    }
+    let limits = DeviceLimits::of(target);
+    let configs = warpgroup_configs().into_iter().filter(|config| {
+        // Longer slices are fewer.
+        let longest = config.slice == 64 || !desc.weight.groups().1.is_multiple_of(64);
+        longest && suits_warpgroups(desc, target, *config)
+    });
+    let all = configs.filter_map(|config| warpgroups(desc, config, &limits));
+    let best = all.min_by(|a, b| a.us(desc).total_cmp(&b.us(desc)));
+    best.map(Choice::Warpgroup).or_else(streamed)
+}
+
 /// How the streaming kernel is launched, if it can be: products of 16 bits exist, rows of codes begin at whole vectors, and scales are of
 /// whole slices.
-pub(super) fn stream(desc: &Matmul4bitDesc, target: Target) -> Option<Stream> {
+fn stream(desc: &Matmul4bitDesc, target: Target) -> Option<Stream> {
     let limits = DeviceLimits::of(target);
     let fitting = configs().into_iter().filter(|config| suits(desc, target, *config));
     let all = fitting.filter_map(|config| shared_out(desc, config, &limits));
@@ -182,4 +326,65 @@ pub(super) fn shared_out(
     let tiles = u32::try_from(desc.weight.n.div_ceil(config.rows() as usize)).ok()?;
     let resident = limits.multiprocessors * config.blocks;
     Some(Stream { config, part, parts, blocks: (resident / parts).clamp(1, tiles.max(1)) })
+}
+
+/// Every configuration of warpgroups that a plan can have.
+pub fn warpgroup_configs() -> Vec<WarpgroupConfig> {
+    let layouts = [(2, 32, 4), (2, 64, 4), (2, 128, 4), (2, 256, 2)];
+    let of = |slice, (groups, cols, stages)| {
+        WarpgroupConfig { slice, groups, cols, stages, x_stages: 0, most_parts: 16 }.filled()
+    };
+    [64, 32].into_iter().flat_map(|slice| layouts.map(|layout| of(slice, layout))).collect()
+}
+
+/// Whether warpgroups multiply what is described: products of 16 bits, whole chunks, and scales of whole slices.
+pub(super) fn suits_warpgroups(desc: &Matmul4bitDesc, target: Target, config: WarpgroupConfig) -> bool {
+    let half = matches!(desc.dtype, DType::F16 | DType::BF16);
+    let (_, group) = desc.weight.groups();
+    let sliced = desc.weight.k.is_multiple_of(CHUNK as usize)
+        && desc.weight.k > 0
+        && group.is_power_of_two()
+        && group.is_multiple_of(config.slice as usize);
+    half && target.sm == 90 && sliced && desc.m > 0
+}
+
+/// The launch of warpgroups with a configuration.
+pub(super) fn warpgroups(
+    desc: &Matmul4bitDesc,
+    config: WarpgroupConfig,
+    limits: &DeviceLimits,
+) -> Option<Warpgroups> {
+    let chunks = u32::try_from(desc.weight.k).ok()? / CHUNK;
+    let across = u32::try_from(desc.m).ok()?.div_ceil(config.cols);
+    let down = u32::try_from(desc.weight.n).ok()?.div_ceil(config.rows());
+    let cells = down.checked_mul(across)?;
+    let of = |parts: u32| {
+        let part = chunks.div_ceil(parts);
+        let parts = chunks.div_ceil(part);
+        let tiles = cells.checked_mul(parts)?;
+        let blocks = tiles.min(limits.multiprocessors);
+        Some(Warpgroups { config, chunks, part, parts, across, tiles, blocks })
+    };
+    let all = (1..=chunks.min(config.most_parts)).filter_map(of);
+    all.min_by(|a, b| a.us(desc).total_cmp(&b.us(desc)))
+}
+
+impl Warpgroups {
+    /// Microseconds of the launches, about: those of chunks as they were measured on an H100, of beginning and ending a tile, and of adding
+    /// parts at the rate of memory.
+    fn us(&self, desc: &Matmul4bitDesc) -> f64 {
+        let config = self.config;
+        let chunk = match (config.cols, config.slice) {
+            (32, 64) => 1.2,
+            (64, 64) => 1.4,
+            (32, _) => 1.5,
+            (64, _) => 1.75,
+            (128, _) => 2.0,
+            _ => 2.75,
+        };
+        let waves = self.tiles.div_ceil(self.blocks.max(1));
+        let sums = (desc.m * desc.weight.n) as f64 * f64::from(self.parts) * 8.0;
+        let added = if self.parts > 1 { 3.0 + sums / 2.5e6 } else { 0.0 };
+        f64::from(waves) * (f64::from(self.part) * chunk + 2.5) + added
+    }
 }

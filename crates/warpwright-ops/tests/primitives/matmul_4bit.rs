@@ -48,7 +48,7 @@ fn what_has_no_plan() {
     let e = Matmul4bitDesc { dtype: DType::F64, ..good.clone() }.plan(TARGET).expect_err("a type");
     assert!(matches!(e, PlanError::DType { tensor: "x", .. }), "{e}");
     let wide = tuning::configs().into_iter().find(|config| config.cols() == 16).expect("a configuration");
-    let e = good.plan_with(TARGET, wide).expect_err("too few rows");
+    let e = good.plan_with(TARGET, tuning::Config::Stream(wide)).expect_err("too few rows");
     assert!(matches!(e, PlanError::Parameter { parameter: "config", .. }), "{e}");
     let weight = good.weight;
     assert!(Matmul4bitBackwardDesc { dtype: DType::F64, m: 1, weight }.plan(TARGET).is_err());
@@ -58,7 +58,7 @@ fn what_has_no_plan() {
 fn shapes_have_the_kernels_that_the_module_says() {
     let first = |desc: &Matmul4bitDesc, target| launches(desc, target)[0].clone();
     for m in [1, 8, 16, 32, 64] {
-        let name = first(&desc(m, [64, 4096], 64), TARGET);
+        let name = first(&desc(m, [64, 4096 + 64], 64), TARGET);
         assert!(name.starts_with("matmul_4bit_nf4_f32_bf16_s64"), "{name}");
     }
     // A block of scales that goes on in the next row; slices of 32.
@@ -69,11 +69,26 @@ fn shapes_have_the_kernels_that_the_module_says() {
     assert!(first(&desc(1, [64, 80], 64), TARGET).contains("_simt_"));
     assert!(first(&desc(1, [64, 63], 64), TARGET).contains("_simt_"));
     assert!(first(&desc(1, [64, 4096], 64), Target::sm(75)).contains("_simt_"));
-    let many = launches(&desc(65, [64, 256], 64), TARGET);
-    assert!(many[0].contains("_expand_") && many[1].starts_with("gemm_"), "{many:?}");
-    // What x takes of shared memory decides how many parts there are.
-    let parts = launches(&desc(32, [64, 8192], 64), TARGET);
-    assert!(parts[0].ends_with("_parts") && parts[1] == "matmul_4bit_sum_bf16", "{parts:?}");
+    // Warpgroups: chunks of 256, of large weights from 9 rows on, up to those for which the weight is expanded.
+    let large = |m| first(&desc(m, [8192, 8192], 64), TARGET);
+    for (m, cols) in [(9, "m32"), (32, "m32"), (64, "m64"), (128, "m128"), (256, "m256"), (3072, "m256")] {
+        let name = large(m);
+        assert!(name.contains("_wg_s64_") && name.contains(cols), "{m}: {name}");
+    }
+    assert!(!large(8).contains("_wg_") && !first(&desc(16, [4096, 4096], 64), TARGET).contains("_wg_"));
+    assert!(first(&desc(40, [64, 256], 32), TARGET).contains("_wg_s32_"));
+    assert!(!first(&desc(40, [64, 320], 64), TARGET).contains("_wg_"));
+    assert!(!first(&desc(40, [64, 256], 64), Target::sm(80)).contains("_wg_"));
+    for desc in [desc(3073, [64, 256], 64), desc(65, [64, 320], 64)] {
+        let many = launches(&desc, TARGET);
+        assert!(many[0].contains("_expand_") && many[1].starts_with("gemm_"), "{many:?}");
+    }
+    // Few tiles share out the common dimension. Of warps, what x takes of shared memory decides how many parts there are.
+    for (k, part) in [(8192, "_wg_"), (8128, "_w8_")] {
+        let parts = launches(&desc(32, [64, k], 64), TARGET);
+        assert!(parts[0].ends_with("_parts") && parts[0].contains(part), "{parts:?}");
+        assert_eq!(parts[1], "matmul_4bit_sum_bf16");
+    }
     assert_eq!(launches(&desc(1, [8192, 8192], 64), TARGET).len(), 1);
 }
 
