@@ -1,5 +1,6 @@
 //! Facts of a workspace from `cargo metadata`.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 
 use serde_json::Value;
@@ -14,6 +15,9 @@ pub(crate) struct Workspace {
     pub(crate) packages: Vec<Value>,
     nodes: Vec<Value>,
     members: Vec<Value>,
+    /// What is compiled for some platform, but for tests: name and version. Metadata has more, optional packages that a feature of the
+    /// form `name?/feature` mentions.
+    compiled: HashSet<(String, String)>,
 }
 
 impl Workspace {
@@ -29,7 +33,14 @@ impl Workspace {
         let (packages, nodes) = (list("/packages")?, list("/resolve/nodes")?);
         let members = list("/workspace_members")?;
         let folder = root().join(manifest).parent().map_or_else(root, PathBuf::from);
-        Ok(Workspace { folder, packages, nodes, members })
+        let tree = ["tree", "--workspace", "--locked", "--target", "all", "--edges", "normal,build"];
+        let format = ["--prefix", "none", "--format", "{p}", "--manifest-path", manifest];
+        let tree = cargo_output(&[&tree[..], &format].concat()).map_err(|e| format!("cargo tree: {e}"))?;
+        let compiled = tree.lines().filter_map(|line| {
+            let mut words = line.split(' ');
+            Some((words.next()?.to_owned(), words.next()?.strip_prefix('v')?.to_owned()))
+        });
+        Ok(Workspace { folder, packages, nodes, members, compiled: compiled.collect() })
     }
 
     /// The packages that are developed in the workspace.
@@ -51,7 +62,14 @@ impl Workspace {
             let kinds = dep["dep_kinds"].as_array();
             kinds.into_iter().flatten().any(|kind| kind["kind"] != "dev")
         });
-        compiled.filter_map(|dep| dep["pkg"].as_str()).collect()
+        compiled.filter_map(|dep| dep["pkg"].as_str()).filter(|id| self.is_compiled(id)).collect()
+    }
+
+    fn is_compiled(&self, id: &str) -> bool {
+        let package = self.packages.iter().find(|package| package["id"] == id);
+        package.is_some_and(|package| {
+            self.compiled.contains(&(text(package, "name").to_owned(), text(package, "version").to_owned()))
+        })
     }
 }
 
