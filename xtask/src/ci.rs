@@ -1,7 +1,7 @@
 //! The steps of continuous integration, in the order in which mistakes are cheapest to find.
 
 use crate::shell::{cargo, target_dir};
-use crate::{candle, lengths, package, ptxas, python, third_party};
+use crate::{bridges, lengths, package, ptxas, python, third_party};
 
 /// Everything.
 pub(crate) fn run() -> Result<(), String> {
@@ -16,7 +16,9 @@ pub(crate) fn run() -> Result<(), String> {
     main_job()?;
     let check = ["run", "--release", "--", "check", "--device", "emulator"];
     cargo(&[&check[..], &CHECKED].concat(), &[])?;
-    candle::test()?;
+    for bridge in bridges::ALL {
+        bridge.test()?;
+    }
     python::test(python::Build::Quick)
 }
 
@@ -40,7 +42,9 @@ pub(crate) fn lint() -> Result<(), String> {
     package::check(package::Trial::Contents)?;
     cargo(&["fmt", "--all", "--check"], &[])?;
     cargo(&["fmt", "--manifest-path", python::MANIFEST, "--check"], &[])?;
-    cargo(&["fmt", "--manifest-path", candle::MANIFEST, "--check"], &[])?;
+    for bridge in bridges::ALL {
+        cargo(&["fmt", "--manifest-path", bridge.manifest, "--check"], &[])?;
+    }
     cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])?;
     // Beside the workspace's own, in one folder of builds.
     let target = target_dir().to_string_lossy().into_owned();

@@ -1,6 +1,6 @@
 //! The project's task runner: `cargo xtask <task>`.
 
-mod candle;
+mod bridges;
 mod ci;
 mod corpus;
 mod kernels;
@@ -30,6 +30,7 @@ const USAGE: &str = "usage: cargo xtask <task>
                  compare two such lists, the second made now if it is not named; fails unless they differ in names alone
   python         install the Python package into target/python and run its tests
   candle         test the bridge to candle on the CPU
+  burn           test the bridge to burn
   package        put the packages together as they would be published, and compile each from what is in it
   third-party [--check]
                  THIRD-PARTY.md, and target/third-party: bills of materials and texts of licences; or whether the page is up to date. Fails if
@@ -53,7 +54,8 @@ fn main() -> ExitCode {
         (Some("fetch-ptxas"), []) => ptxas::fetch().map(|path| println!("{}", path.display())),
         (Some("ptxas"), parts) => ptxas::run(parts),
         (Some("python"), []) => python::test(python::Build::Released),
-        (Some("candle"), []) => candle::test(),
+        (Some("candle"), []) => bridges::CANDLE.test(),
+        (Some("burn"), []) => bridges::BURN.test(),
         (Some("package"), []) => package::check(package::Trial::Compiled),
         (Some("third-party"), []) => third_party::write(),
         (Some("third-party"), [flag]) if flag == "--check" => third_party::check(),

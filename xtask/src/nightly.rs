@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::time::Instant;
 
 use crate::shell::{cargo, output, root};
-use crate::{candle, corpus, package, ptxas, python};
+use crate::{bridges, corpus, package, ptxas, python};
 
 /// Where the command records what ran green, one line a part and run.
 const RECORD: &str = "bench/data/nightly/parts.jsonl";
@@ -25,8 +25,8 @@ enum Step {
     Cargo { args: &'static [&'static str], env: &'static [(&'static str, &'static str)] },
     /// The Python package as it is released, and its tests.
     Python,
-    /// The lints of the bridge to candle.
-    Candle,
+    /// The lints of a bridge.
+    Bridge(bridges::Bridge),
     /// The packages as they would be published.
     Packages,
     /// The oldest Rust that is promised.
@@ -151,7 +151,12 @@ const PARTS: &[Part] = &[
     Part {
         name: "candle",
         proves: "clippy and rustdoc have nothing to say about the bridge to candle",
-        step: Step::Candle,
+        step: Step::Bridge(bridges::CANDLE),
+    },
+    Part {
+        name: "burn",
+        proves: "clippy and rustdoc have nothing to say about the bridge to burn",
+        step: Step::Bridge(bridges::BURN),
     },
     Part {
         name: "package",
@@ -212,7 +217,7 @@ impl Part {
             }
             Step::Cargo { args, env } => cargo(args, &[&assembler[..], env].concat()),
             Step::Python => python::test(python::Build::Released),
-            Step::Candle => candle::lint(),
+            Step::Bridge(bridge) => bridge.lint(),
             Step::OldestRust => package::oldest_rust(),
             Step::Packages => package::check(package::Trial::Compiled),
             Step::Corpus => corpus::check(&[]),

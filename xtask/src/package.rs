@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::metadata::{Workspace, text};
 use crate::shell::{cargo, root, run, target_dir};
-use crate::{candle, python};
+use crate::{bridges, python};
 
 /// Members that are not for users. They say `publish = false`.
 const UNPUBLISHED: [&str; 2] = ["warpwright-timing", "xtask"];
@@ -32,7 +32,9 @@ pub(crate) fn check(trial: Trial) -> Result<(), String> {
         }
     }
     // Published from workspaces of their own.
-    missing.extend(missing_in(Workspace::read(candle::MANIFEST)?.package("warpwright-candle")?, version)?);
+    for bridge in bridges::ALL {
+        missing.extend(missing_in(Workspace::read(bridge.manifest)?.package(bridge.package)?, version)?);
+    }
     let bridge = Workspace::read(python::MANIFEST)?;
     let bridge = text(bridge.package("warpwright-py")?, "version").to_owned();
     if bridge != version {
@@ -50,8 +52,8 @@ pub(crate) fn check(trial: Trial) -> Result<(), String> {
     cargo(&args, &[])
 }
 
-/// Compiles the workspace and the Python package with the oldest Rust that they promise, which rustup installs. candle asks for a newer
-/// one than ours.
+/// Compiles the workspace and the Python package with the oldest Rust that they promise, which rustup installs. candle and burn
+/// ask for newer ones than ours.
 pub(crate) fn oldest_rust() -> Result<(), String> {
     let workspace = Workspace::read("Cargo.toml")?;
     let oldest = text(workspace.package("warpwright")?, "rust_version");

@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
+use crate::bridges::{self, Bridge};
 use crate::metadata::{Workspace, text};
 use crate::shell::{root, target_dir};
-use crate::{candle, licence, python};
+use crate::{licence, python};
 
 /// The list for readers, which is kept in the repository.
 const PAGE: &str = "THIRD-PARTY.md";
@@ -22,11 +23,16 @@ struct Product {
     kind: &'static str,
 }
 
-const PRODUCTS: [Product; 4] = [
+const fn of_bridge(bridge: Bridge) -> Product {
+    Product { package: bridge.package, manifest: bridge.manifest, kind: "library" }
+}
+
+const PRODUCTS: [Product; 5] = [
     Product { package: "warpwright", manifest: "Cargo.toml", kind: "library" },
     Product { package: "warpwright-cli", manifest: "Cargo.toml", kind: "application" },
     Product { package: "warpwright-py", manifest: python::MANIFEST, kind: "library" },
-    Product { package: "warpwright-candle", manifest: candle::MANIFEST, kind: "library" },
+    of_bridge(bridges::CANDLE),
+    of_bridge(bridges::BURN),
 ];
 
 /// Writes the page, and for each product `target/third-party/PRODUCT.cdx.json` and `PRODUCT.licences.txt`.
