@@ -91,6 +91,9 @@ pub fn recurrent(
     let RecurrentOptions { h0, c0, lengths } = options;
     let Weights { w_ih, w_hh, b_ih, b_hh } = weights;
     let ([batch, steps, _], [_, hidden]) = (x.dims(), w_hh.dims());
+    if batch == 0 || steps == 0 {
+        return Err(Error::shape(op, "x", "[batch, steps, input] with elements", &x.dims()));
+    }
     for (name, state) in [("h0", &h0), ("c0", &c0)] {
         if let Some(state) = state
             && state.dims() != [batch, hidden]

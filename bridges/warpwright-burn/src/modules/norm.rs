@@ -141,6 +141,13 @@ impl BatchNorm {
     /// As [`ops::batch_norm_train`].
     pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Result<Tensor<D>, Error> {
         let (device, gamma, beta) = (input.device(), self.gamma.val(), self.beta.val());
+        let [features] = gamma.dims();
+        for (name, state) in [("running_mean", &self.running_mean), ("running_var", &self.running_var)] {
+            let got = state.value().dims();
+            if got != [features] {
+                return Err(Error::shape("batch_norm", name, format!("[{features}]"), &got));
+            }
+        }
         if !(device.is_autodiff() && self.training.is_enabled()) {
             let running = |state: &RunningState<Tensor<1>>| state.value().to_device(&device).detach();
             let (mean, var) = (running(&self.running_mean), running(&self.running_var));
@@ -149,6 +156,7 @@ impl BatchNorm {
         let batch = ops::batch_norm_train(input, gamma, beta, self.epsilon)?;
         for (state, of_batch) in [(&self.running_mean, batch.mean), (&self.running_var, batch.variance)] {
             let before = state.value_sync().to_device(&device);
+            let of_batch = of_batch.cast(before.dtype());
             let after = before.mul_scalar(1.0 - self.momentum) + of_batch.mul_scalar(self.momentum);
             state.update(after.detach());
         }

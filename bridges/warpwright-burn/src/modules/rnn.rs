@@ -12,23 +12,41 @@ use crate::rnn::{Cell, RecurrentOptions, Weights, recurrent};
 /// One of the two products of a gate.
 type Part = fn(&GateController) -> &Linear;
 
-/// The weights of burn's gates, one beside the other as kernels have them, in burn's graph.
+/// Parts of gates, one beside the other. burn ends the program where they do not fit.
+fn side_by_side<const D: usize>(
+    op: &'static str,
+    argument: &'static str,
+    parts: Vec<Tensor<D>>,
+) -> Result<Tensor<D>, Error> {
+    let first = parts[0].dims();
+    match parts.iter().map(Tensor::dims).find(|dims| *dims != first) {
+        Some(other) => Err(Error::shape(op, argument, format!("{first:?} in every gate"), &other)),
+        None => Ok(Tensor::cat(parts, 0)),
+    }
+}
+
+/// The weights of burn's gates as kernels have them, in burn's graph.
 fn weights(op: &'static str, gates: &[&GateController]) -> Result<Weights, Error> {
     let (of_input, of_hidden): (Part, Part) = (|gate| &gate.input_transform, |gate| &gate.hidden_transform);
-    let matrix =
-        |part: Part| Tensor::cat(gates.iter().map(|gate| part(gate).weight.val().transpose()).collect(), 0);
+    let matrix = |argument, part: Part| {
+        let all = gates.iter().map(|gate| part(gate).weight.val().transpose());
+        side_by_side(op, argument, all.collect())
+    };
     let bias = |argument, part: Part| {
         let there: Vec<_> =
             gates.iter().filter_map(|gate| part(gate).bias.as_ref().map(Param::val)).collect();
         match there.len() {
             0 => Ok(None),
-            n if n == gates.len() => Ok(Some(Tensor::cat(there, 0))),
+            n if n == gates.len() => side_by_side(op, argument, there).map(Some),
             n => Err(Error::shape(op, argument, "in every gate, or in none", &[n])),
         }
     };
-    let b_ih = bias("the bias of the input", of_input)?;
-    let b_hh = bias("the bias of the hidden state", of_hidden)?;
-    Ok(Weights { w_ih: matrix(of_input), w_hh: matrix(of_hidden), b_ih, b_hh })
+    Ok(Weights {
+        w_ih: matrix("the weight of the input", of_input)?,
+        w_hh: matrix("the weight of the hidden state", of_hidden)?,
+        b_ih: bias("the bias of the input", of_input)?,
+        b_hh: bias("the bias of the hidden state", of_hidden)?,
+    })
 }
 
 /// That a field of burn's layer has the value that kernels compute with.

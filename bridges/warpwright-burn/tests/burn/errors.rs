@@ -1,13 +1,14 @@
 //! Errors name the operation, the argument, what was expected and what came, also as data.
 
+use burn::module::Param;
 use burn::nn::gru::GruConfig;
-use burn::nn::{LstmConfig, activation::ActivationConfig};
+use burn::nn::{BatchNormConfig, LstmConfig, activation::ActivationConfig};
 use burn::tensor::ops::ConvOptions;
 use burn::tensor::{DType, Device, Int, Tensor};
 use warpwright_burn::loss::{CrossEntropyOptions, cross_entropy};
 use warpwright_burn::ops::{self, AttentionOptions};
 use warpwright_burn::rnn::{Cell, RecurrentOptions, Weights, recurrent};
-use warpwright_burn::{Error, Gru, Lstm, Pairing};
+use warpwright_burn::{BatchNorm, Error, Gru, Lstm, Pairing};
 
 use crate::common::tensor;
 
@@ -135,6 +136,76 @@ fn strategies_of_checkpointing() {
     let gamma: Tensor<1> = tensor([4], 3, DType::F32, &Device::flex().autodiff().gradient_checkpointing());
     let error = ops::rms_norm(x, gamma, 1e-5).unwrap_err();
     assert!(matches!(error, Error::Checkpointing { op: "rms_norm", argument: "gamma", .. }), "{error}");
+}
+
+/// Fields of layers are public: what does not fit together is an error, too.
+#[test]
+fn layers_that_do_not_fit_together() {
+    let device = Device::flex();
+    let mut lstm = Lstm::try_from(LstmConfig::new(2, 3, true).init(&device)).unwrap();
+    lstm.cell_gate.input_transform.weight = Param::from_tensor(f32s([4, 3]));
+    said(
+        lstm.forward(f32s([1, 5, 2]), None).map(|_| ()),
+        "lstm: the weight of the input is [3, 4], must be [3, 2] in every gate",
+    );
+    lstm.cell_gate.input_transform.weight = Param::from_tensor(f32s([2, 3]));
+    lstm.cell_gate.input_transform.bias = None;
+    said(
+        lstm.forward(f32s([1, 5, 2]), None).map(|_| ()),
+        "lstm: the bias of the input is [3], must be in every gate, or in none",
+    );
+    let mut norm = BatchNorm::from(BatchNormConfig::new(3).init(&device));
+    norm.gamma = Param::from_tensor(f32s([4]));
+    said(norm.forward(f32s([2, 4])), "batch_norm: running_mean is [3], must be [4]");
+}
+
+/// No elements, no dimension to spare: results without elements, or errors.
+#[test]
+fn nothing() {
+    let empty = || f32s([0, 4]);
+    let all = [
+        ops::silu(empty()),
+        ops::softmax(empty(), 0),
+        ops::softmax(f32s([4, 0]), 1),
+        ops::rms_norm(empty(), f32s([4]), 1e-5),
+        ops::rms_norm(f32s([4, 0]), f32s([0]), 1e-5),
+        ops::linear(empty(), f32s([4, 3]), Some(f32s([3]))),
+        ops::linear(f32s([4, 0]), f32s([0, 3]), None),
+        ops::group_norm(empty(), None, None, 2, 1e-5),
+        ops::batch_norm_train(empty(), f32s([4]), f32s([4]), 1e-5).map(|all| all.output),
+    ];
+    for result in all.into_iter().flatten() {
+        assert!(result.dims().contains(&0) || result.dims() == [4, 3], "{:?}", result.dims());
+    }
+    let targets = Tensor::<1, Int>::zeros([0], &Device::flex());
+    let loss = cross_entropy(empty(), targets, CrossEntropyOptions::default());
+    assert!(loss.is_err() || loss.unwrap().into_scalar::<f32>().is_nan());
+    let none = f32s([0, 2, 3, 8]);
+    let attended = ops::attention(none.clone(), none.clone(), none, AttentionOptions::default());
+    assert!(attended.is_err() || attended.unwrap().dims() == [0, 2, 3, 8]);
+    let options = ConvOptions::new([1], [0], [1], 1);
+    let convolved = ops::conv1d(f32s([0, 1, 4]), f32s([2, 1, 2]), None, options);
+    assert!(convolved.is_err() || convolved.unwrap().dims() == [0, 2, 3]);
+    for shape in [[1, 0, 3], [0, 5, 3]] {
+        let weights = Weights { w_ih: f32s([8, 3]), w_hh: f32s([8, 2]), b_ih: None, b_hh: None };
+        let out = recurrent(Cell::Lstm, f32s(shape), weights, RecurrentOptions::default());
+        assert!(matches!(out, Err(Error::Shape { argument: "x", .. })));
+    }
+}
+
+/// Tensors of another backend, alone and beside one that there are kernels for.
+#[test]
+fn other_backends() {
+    let capture = Device::capture();
+    let scope = capture.capture_scope(|scope| {
+        let x = Tensor::<1>::from_data([1f32, 2.0], &capture);
+        let error = ops::silu(x.clone()).unwrap_err();
+        assert!(matches!(error, Error::Device { op: "silu", argument: "x", .. }), "{error}");
+        let error = ops::swiglu(f32s([2]), x).unwrap_err();
+        assert!(matches!(error, Error::Device { op: "swiglu", argument: "up", .. }), "{error}");
+        scope.complete([], [])
+    });
+    scope.unwrap();
 }
 
 /// The kernels of this process have run in the emulator by then.
