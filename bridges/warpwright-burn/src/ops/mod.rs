@@ -7,6 +7,7 @@ mod activation;
 mod attention;
 mod conv;
 mod linear;
+mod linear_4bit;
 mod norm;
 mod rotary;
 mod softmax;
@@ -17,8 +18,10 @@ pub use activation::{
 pub use attention::{AttentionOptions, attention};
 pub use conv::{conv1d, conv2d};
 pub use linear::linear;
+pub use linear_4bit::{Weight4bit, linear_4bit};
 pub use norm::{BatchNormTrain, batch_norm, batch_norm_train, group_norm, layer_norm, rms_norm};
 pub use rotary::rotary;
 pub use softmax::{log_softmax, softmax};
 pub use warpwright::activation::{Activation, GatedActivation};
 pub use warpwright::attention::{Alignment, Window};
+pub use warpwright::quantize::Scheme;

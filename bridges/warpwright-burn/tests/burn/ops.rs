@@ -316,6 +316,30 @@ fn linear() {
     );
 }
 
+/// Against products with the numbers that the codes stand for.
+#[test]
+fn linear_of_4_bits() {
+    use warpwright_burn::ops::{Scheme, Weight4bit};
+    let weight = crate::common::tensor([64, 10], 5, DType::F32, &Device::flex());
+    for scheme in [Scheme::Nf4, Scheme::Fp4, Scheme::Int4Symmetric, Scheme::Int4Asymmetric] {
+        let codes = Weight4bit::quantize(weight.clone(), scheme, 32).unwrap();
+        let numbers = codes.dequantize(&Device::flex()).unwrap();
+        let largest = (numbers.clone() - weight.clone()).abs().max().into_scalar::<f32>();
+        assert!(largest > 0.0 && largest < 0.2, "{largest}");
+        let numbers =
+            |like: &Tensor<3>| Tensor::<2>::from_data(numbers.to_data(), (&like.device(), like.dtype()));
+        same_in(
+            &[DType::F32],
+            &[&[2, 3, 64], &[10]],
+            normalised,
+            |x| Ok(flat(ops::linear_4bit::<3>(x.at(0), &codes, Some(x.at(1)))?)),
+            |x| flat(module::linear::<3>(x.at(0), numbers(&x.at(0)), Some(x.at(1)))),
+        );
+    }
+    let error = Weight4bit::quantize(weight, Scheme::Int4Symmetric, 48).unwrap_err();
+    assert!(error.to_string().contains("group_size is 48"), "{error}");
+}
+
 #[test]
 fn convolutions() {
     let options = ConvOptions::new([2], [1], [1], 2);
