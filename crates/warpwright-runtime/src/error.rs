@@ -3,6 +3,7 @@
 use warpwright_ptx::kernel::KernelError;
 use warpwright_ptx::{ArgError, DType, PtxVersion, Target};
 
+use crate::comm::CommError;
 use crate::device::DeviceId;
 use crate::discover::{CudaUnavailable, DriverVersion};
 
@@ -281,6 +282,9 @@ pub enum Error {
         /// The call.
         call: &'static str,
     },
+    /// Ranks could not work together.
+    #[error(transparent)]
+    Comm(Box<CommError>),
     /// The backend cannot do this.
     #[error("{what} is not available on {device}")]
     NotSupported {

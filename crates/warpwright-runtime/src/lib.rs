@@ -8,6 +8,7 @@
 //! | host memory for fast copies | [`HostBuffer`], from [`Device::alloc_host`] |
 //! | device memory | [`Buffer`], [`Tensor`]; borrowed, possibly strided views [`TensorRef`] and [`TensorMut`] |
 //! | a compiled kernel | [`LoadedKernel`], cached by the device in memory and as a cubin on disk |
+//! | ranks that work together | [`comm`] |
 //! | one launch as data | [`LaunchStep`], bound to memory through [`Binding`]s; [`record_launches`] notes those of a call |
 //!
 //! A launch only enqueues: it neither allocates on the device nor waits, so everything here except the methods that say
@@ -62,6 +63,7 @@ mod backend;
 mod buffer;
 mod cache;
 pub mod check;
+pub mod comm;
 mod device;
 mod discover;
 mod element;

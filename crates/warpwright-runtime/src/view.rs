@@ -15,6 +15,7 @@ use crate::launch::Binding;
 use crate::layout::{
     Dims, MAX_RANK, Strides, byte_count, element_count, element_range, is_contiguous, row_major,
 };
+use crate::stream::Stream;
 use crate::tensor::Tensor;
 
 pub(crate) fn dims(op: &'static str, argument: &'static str, shape: &[usize]) -> Result<Dims> {
@@ -211,6 +212,13 @@ impl<'a> TensorRef<'a> {
 
     view_getters!();
 
+    /// Notes work on `stream` that was just enqueued and uses this.
+    pub(crate) fn used_on(&self, stream: &Stream) {
+        if let Some(memory) = self.0.memory {
+            memory.used_on(stream);
+        }
+    }
+
     /// The same elements under another shape.
     ///
     /// # Errors
@@ -331,6 +339,11 @@ impl<'a> TensorMut<'a> {
         reason = "`AsRef` returns a reference, this a view with a lifetime"
     )]
     pub fn as_ref(&self) -> TensorRef<'_> {
+        self.0
+    }
+
+    /// The view to read, for as long as the exclusive borrow lasts: whoever takes it says what writes there.
+    pub(crate) const fn into_reading(self) -> TensorRef<'a> {
         self.0
     }
 

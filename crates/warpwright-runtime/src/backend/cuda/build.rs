@@ -1,6 +1,6 @@
 //! Which build of the driver is loaded: its number of CUDA's version stands for many.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::UNIX_EPOCH;
 
@@ -16,16 +16,29 @@ fn library() -> Option<PathBuf> {
     if cfg!(windows) {
         return Some(PathBuf::from(std::env::var_os("SystemRoot")?).join("System32").join("nvcuda.dll"));
     }
-    mapped(&std::fs::read_to_string("/proc/self/maps").ok()?)
+    loaded_libraries().into_iter().find(|path| is_driver(path))
 }
 
-fn mapped(maps: &str) -> Option<PathBuf> {
-    maps.lines().find_map(|line| {
+fn is_driver(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libcuda.so"))
+}
+
+/// The files that the process has mapped, each once; none where the system does not tell.
+pub(super) fn loaded_libraries() -> Vec<PathBuf> {
+    std::fs::read_to_string("/proc/self/maps").map(|maps| mapped(&maps)).unwrap_or_default()
+}
+
+fn mapped(maps: &str) -> Vec<PathBuf> {
+    let mut files: Vec<PathBuf> = Vec::new();
+    for line in maps.lines() {
         // Address, permissions, offset, device and inode have no slash.
-        let path = &line[line.find('/')?..];
-        let path = path.strip_suffix(" (deleted)").unwrap_or(path);
-        path.rsplit('/').next()?.starts_with("libcuda.so").then(|| path.into())
-    })
+        let Some(start) = line.find('/') else { continue };
+        let path = line[start..].strip_suffix(" (deleted)").unwrap_or(&line[start..]);
+        if files.last().is_none_or(|last| last.as_os_str() != path) {
+            files.push(path.into());
+        }
+    }
+    files
 }
 
 fn identity(path: &PathBuf) -> String {
@@ -47,8 +60,13 @@ mod tests {
                     7f1000000000-7f1000001000 r--p 00000000 08:01 77   /usr/lib/libcudart.so.13\n\
                     7f2000000000-7f2000001000 r--p 00000000 08:01 78   /usr/my lib/libcuda.so.580.65.06 (deleted)\n\
                     7ffc00000000-7ffc00001000 r-xp 00000000 00:00 0    [vdso]\n";
-        assert_eq!(mapped(maps), Some("/usr/my lib/libcuda.so.580.65.06".into()));
-        assert_eq!(mapped("7ffc00000000-7ffc00001000 r-xp 00000000 00:00 0    [vdso]\n"), None);
+        let files = mapped(maps);
+        assert_eq!(files.len(), 3, "{files:?}");
+        assert_eq!(
+            files.into_iter().find(|path| is_driver(path)),
+            Some("/usr/my lib/libcuda.so.580.65.06".into())
+        );
+        assert!(mapped("7ffc00000000-7ffc00001000 r-xp 00000000 00:00 0    [vdso]\n").is_empty());
     }
 
     #[test]

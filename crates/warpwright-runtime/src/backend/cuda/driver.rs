@@ -98,6 +98,9 @@ wrappers! {
     fn attribute(device: sys::CUdevice, which: sys::CUdevice_attribute) -> (out: c_int = 0) =>
         cuDeviceGetAttribute(&raw mut out, which, device);
 
+    fn peer_attribute(which: sys::CUdevice_P2PAttribute, from: sys::CUdevice, to: sys::CUdevice) -> (out: c_int = 0) =>
+        cuDeviceGetP2PAttribute(&raw mut out, which, from, to);
+
     fn retain_primary_context(device: sys::CUdevice) -> (out: sys::CUcontext = ptr::null_mut()) =>
         cuDevicePrimaryCtxRetain(&raw mut out, device);
 

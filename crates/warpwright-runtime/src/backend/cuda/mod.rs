@@ -7,6 +7,7 @@
 
 mod build;
 mod driver;
+pub(crate) mod nccl;
 mod pinned;
 
 use std::collections::HashMap;
@@ -29,6 +30,7 @@ use super::{
     RawLaunch, StreamHandle,
 };
 use crate::cache::{CubinKey, DiskCache};
+use crate::comm::PeerLink;
 use crate::device::{DeviceId, MemoryInfo, Properties};
 use crate::discover::{CudaDeviceInfo, CudaUnavailable, DriverVersion};
 use crate::error::{Error, Fault, Result};
@@ -86,6 +88,31 @@ pub(crate) fn list_devices() -> Result<Vec<CudaDeviceInfo>, CudaUnavailable> {
 /// The number of the device whose memory an address is.
 pub(crate) fn device_of_address(address: u64) -> Result<u32> {
     Ok(driver::device_of_address(address).map_err(driver_error)?.unsigned_abs())
+}
+
+/// What connects the devices that the driver sees, for each pair in both directions; nothing without a driver.
+///
+/// # Errors
+/// [`Error::Driver`].
+pub fn peer_links() -> Result<Vec<PeerLink>> {
+    use sys::CUdevice_P2PAttribute as Link;
+    if start_driver().is_err() {
+        return Ok(Vec::new());
+    }
+    let count = driver::device_count().map_err(driver_error)?;
+    let link = |from: c_int, to: c_int| -> Outcome<PeerLink> {
+        let (first, second) = (driver::device(from)?, driver::device(to)?);
+        let get = |which| driver::peer_attribute(which, first, second);
+        Ok(PeerLink {
+            devices: [from.unsigned_abs(), to.unsigned_abs()],
+            access: get(Link::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED)? != 0,
+            atomics: get(Link::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED)? != 0,
+            performance_rank: get(Link::CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK)?,
+        })
+    };
+    let pairs =
+        (0..count).flat_map(|from| (0..count).filter(move |to| *to != from).map(move |to| (from, to)));
+    pairs.map(|(from, to)| link(from, to)).collect::<Outcome<_>>().map_err(driver_error)
 }
 
 fn attribute(device: sys::CUdevice, which: Attribute) -> Outcome<u32> {
