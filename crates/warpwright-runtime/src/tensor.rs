@@ -326,6 +326,19 @@ impl Tensor {
         Ok(self)
     }
 
+    /// The same bytes as elements of another type of the same size, as `torch.Tensor.view(dtype)`.
+    ///
+    /// # Errors
+    /// [`Error::DType`] if an element of `dtype` has another size.
+    pub fn reinterpret(mut self, dtype: DType) -> Result<Self> {
+        if dtype.bytes() != self.dtype.bytes() {
+            let (expected, got) = (self.dtype, dtype);
+            return Err(Error::DType { op: "Tensor::reinterpret", argument: "dtype", expected, got });
+        }
+        self.dtype = dtype;
+        Ok(self)
+    }
+
     /// Where it is.
     pub fn device(&self) -> &Device {
         self.buffer.device()

@@ -38,6 +38,7 @@ mod ptx_run;
 mod quantize;
 mod quantize8;
 pub mod random;
+pub mod ranks;
 mod recurrent;
 mod reduce;
 mod resize;

@@ -111,7 +111,7 @@
 //!
 //! # What is stable
 //!
-//! This crate alone is under semantic versioning. Its stable interface is what stands at its root, [`plan`](mod@plan), [`comm`], and in the modules of the
+//! This crate alone is under semantic versioning. Its stable interface is what stands at its root, [`plan`](mod@plan), [`comm`], [`parallel`], and in the modules of the
 //! families ([`activation`], [`mod@attention`], [`mod@batch_norm`], [`mod@cast`], [`mod@causal_conv1d`], [`mod@conv`], [`mod@cross_entropy`], [`mod@elementwise`], [`mod@embedding`], [`mod@matmul`], [`group_norm`](mod@group_norm), [`grouped_gemm`],
 //! [`kv_cache`], [`layer_norm`](mod@layer_norm), [`mod@linear_cross_entropy`], [`local_response_norm`](mod@local_response_norm), [`mod@matmul_4bit`], [`optimizer`], [`pool`](mod@pool), [`mod@quantize`], [`mod@quantize8`],
 //! [`mod@recurrent`], [`reduce`], [`mod@resize`], [`mod@rotary`], [`scaled_gemm`], [`mod@softmax`]) the
@@ -124,6 +124,7 @@
 
 #[cfg(doctest)]
 mod guide;
+pub mod parallel;
 
 pub use warpwright_dsl as dsl;
 pub use warpwright_emu as emu;
