@@ -158,7 +158,33 @@ pub struct EmitArgs {
 
 const CHECK_EXAMPLES: &str = "Examples:
   warpwright check
-  warpwright check silu gelu_erf --device cuda:0 --json";
+  warpwright check silu gelu_erf --device cuda:0 --json
+  warpwright check --ranks 4
+  warpwright check --ranks 2 --launch processes context_attention
+  torchrun --nproc-per-node 2 --no-python warpwright check --launch environment";
+
+/// How ranks are started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Launch {
+    /// A thread for each, in this process.
+    #[default]
+    Threads,
+    /// A process for each, on GPUs.
+    Processes,
+    /// This process is one of several: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT say which.
+    Environment,
+}
+
+/// How many ranks, and how they are started.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct RankArgs {
+    /// Hold operations over this many ranks against one device instead: GPUs if there are as many, else emulators.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub ranks: Option<u32>,
+    /// How the ranks are started.
+    #[arg(long, value_enum, value_name = "HOW", default_value_t)]
+    pub launch: Launch,
+}
 
 /// Limits on kernels that do not end by themselves.
 #[derive(Clone, Copy, Debug, Args)]
@@ -174,12 +200,15 @@ pub struct LimitArgs {
 /// `check`
 #[derive(Debug, Args)]
 pub struct CheckArgs {
-    /// The primitives; all of them if none is named.
+    /// The primitives; all of them if none is named. With --ranks the operations of its table.
     #[arg(value_name = "OP")]
     pub ops: Vec<String>,
     /// Where to run.
     #[command(flatten)]
     pub device: DeviceArg,
+    /// Several ranks.
+    #[command(flatten)]
+    pub ranks: RankArgs,
     /// Limits: of steps for each launch, of time for the whole command.
     #[command(flatten)]
     pub limits: LimitArgs,

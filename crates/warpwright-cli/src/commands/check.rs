@@ -7,8 +7,8 @@ use warpwright_ops::catalogue;
 use warpwright_runtime::{Device, EmulatorConfig};
 use warpwright_testkit::{CaseResult, Filter, cases, run_case};
 
-use super::open_with;
-use crate::args::CheckArgs;
+use super::{open_with, ranks};
+use crate::args::{CheckArgs, Launch};
 use crate::console::Console;
 use crate::error::{Error, Outcome};
 use crate::interrupt;
@@ -20,6 +20,9 @@ use crate::table::Align;
 /// # Errors
 /// There is no such primitive, or the device cannot be opened; interrupted. A case that fails is a finding.
 pub fn run(args: &CheckArgs, console: &mut Console) -> Result<Outcome, Error> {
+    if args.ranks.ranks.is_some() || args.ranks.launch != Launch::Threads {
+        return ranks::run(args, console);
+    }
     refuse_unknown(&args.ops)?;
     let started = Instant::now();
     // A limit beyond the clock is none.

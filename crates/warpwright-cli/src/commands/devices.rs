@@ -1,6 +1,7 @@
 //! `devices`: what was found to run on, and why.
 
 use serde_json::json;
+use warpwright_runtime::comm::{NcclLibrary, peer_links};
 use warpwright_runtime::{Device, DiskCacheStatus, DriverVersion, discover};
 
 use crate::args::DevicesArgs;
@@ -25,6 +26,8 @@ pub fn run(args: &DevicesArgs, console: &mut Console) -> Result<Outcome, Error> 
     };
     let chosen = opened.unwrap_or_else(|_| Device::emulator());
     let cache = DiskCacheStatus::from_environment();
+    let nccl = NcclLibrary::find();
+    let links = peer_links()?;
     let ptx = found.driver.and_then(DriverVersion::ptx_version);
     if args.json.json {
         let mut devices: Vec<_> = found
@@ -52,6 +55,17 @@ pub fn run(args: &DevicesArgs, console: &mut Console) -> Result<Outcome, Error> 
             "devices": devices,
             "auto": chosen.id().to_string(),
             "cubin_cache": cache.to_string(),
+            "nccl": nccl.as_ref().ok().map(|library| json!({
+                "version": library.version.to_string(),
+                "path": library.path.display().to_string(),
+            })),
+            "nccl_unavailable": nccl.as_ref().err().map(ToString::to_string),
+            "links": links.iter().map(|link| json!({
+                "devices": link.devices,
+                "access": link.access,
+                "atomics": link.atomics,
+                "performance_rank": link.performance_rank,
+            })).collect::<Vec<_>>(),
         }))?;
         return Ok(Outcome::Clean);
     }
@@ -65,6 +79,13 @@ pub fn run(args: &DevicesArgs, console: &mut Console) -> Result<Outcome, Error> 
         console.line(format_args!("CUDA      not used: {why}"))?;
     }
     console.line(format_args!("cubins    {}", Harmless(&cache.to_string())))?;
+    match &nccl {
+        Ok(library) => {
+            let path = library.path.display().to_string();
+            console.line(format_args!("NCCL      {} at {}", library.version, Harmless(&path)))?;
+        }
+        Err(why) => console.line(format_args!("NCCL      not found: {}", Harmless(&why.to_string())))?,
+    }
     let columns =
         [("device", Align::Left), ("name", Align::Left), ("sm", Align::Right), ("memory", Align::Right)];
     let mut table = console.table(&columns);
@@ -83,6 +104,15 @@ pub fn run(args: &DevicesArgs, console: &mut Console) -> Result<Outcome, Error> 
         "host".to_owned(),
     ]);
     console.line(format_args!("\n{table}\n"))?;
+    for link in links.iter().filter(|link| link.devices[0] < link.devices[1]) {
+        let [from, to] = link.devices;
+        let kind = match (link.access, link.atomics) {
+            (true, true) => "direct access with atomics, as over NVLink",
+            (true, false) => "direct access, as over PCIe",
+            (false, _) => "no direct access: copies go through the host",
+        };
+        console.line(format_args!("cuda:{from} - cuda:{to}: {kind}"))?;
+    }
     let reason =
         if chosen.is_emulator() { "there is no GPU that can be used" } else { "it is the first GPU" };
     console.line(format_args!(

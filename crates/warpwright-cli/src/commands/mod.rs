@@ -11,6 +11,7 @@ pub mod inspect;
 pub mod lint;
 pub mod ops;
 pub mod quantize;
+pub mod ranks;
 pub mod run;
 
 use warpwright_runtime::{CudaUnavailable, Device, EmulatorConfig, Error as DeviceError, Sanitizers, Target};

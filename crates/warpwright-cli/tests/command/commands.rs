@@ -433,6 +433,39 @@ fn check_holds_a_primitive_against_its_reference() {
 }
 
 #[test]
+fn check_holds_ranks_against_one_device() {
+    let place = Place::new();
+    let args = [
+        "check",
+        "--ranks",
+        "3",
+        "collectives",
+        "gradient_buckets",
+        "sync_batch_norm",
+        "--device",
+        "emulator",
+    ];
+    let value = place.json(&[&args[..], &["--json"]].concat());
+    assert_eq!((&value["failed"], &value["ranks"]), (&json!(0), &json!(3)));
+    let cases = value["cases"].as_array().expect("a list");
+    assert_eq!(value["of"], cases.len());
+    assert!(cases.iter().all(|case| case["error"].as_f64() <= case["budget"].as_f64()), "{value}");
+    let ran = place.run(&["check", "--ranks", "2", "collectives", "--device", "emulator"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert!(ran.out.contains("1 cases, all within budget over 2 ranks"), "{}", ran.out);
+    for (args, word) in [
+        (&["check", "--ranks", "2", "relu"][..], "no operation over ranks called 'relu'"),
+        (&["check", "--launch", "processes"], "no ranks to start"),
+        (&["check", "--ranks", "2", "--launch", "environment"], "the environment says"),
+        (&["check", "--ranks", "2", "--device", "cuda:1"], "a device each"),
+    ] {
+        let ran = place.run(args);
+        assert_eq!(ran.code, Some(2), "{args:?}: {}", ran.out);
+        assert!(ran.err.contains(word), "{args:?}: {}", ran.err);
+    }
+}
+
+#[test]
 fn bench_counts_on_the_emulator_and_says_so() {
     let place = Place::new();
     let args = ["bench", "relu", "--device", "emulator", "--elements", "4096"];
@@ -456,7 +489,8 @@ fn devices_always_has_the_emulator() {
     let value = Place::new().json(&["devices", "--json"]);
     let devices = value["devices"].as_array().expect("a list");
     assert!(devices.iter().any(|device| device["id"] == "emulator"));
-    assert!(value["auto"].is_string());
+    assert!(value["auto"].is_string() && value["links"].is_array());
+    assert_ne!(value["nccl"].is_null(), value["nccl_unavailable"].is_null());
     let text = Place::new().run(&["devices"]);
     assert_eq!(text.code, Some(0));
     assert!(text.out.contains("--device auto runs on"), "{}", text.out);
