@@ -10,5 +10,7 @@ mod own_kernels {}
 mod performance {}
 #[doc = include_str!("../../../docs/guide/src/plans-and-graphs.md")]
 mod plans_and_graphs {}
+#[doc = include_str!("../../../docs/guide/src/several-gpus.md")]
+mod several_gpus {}
 #[doc = include_str!("../../../docs/guide/src/testing-ptx.md")]
 mod testing_ptx {}
