@@ -120,8 +120,9 @@ pub struct WarpgroupConfig {
     pub groups: u32,
     /// Rows of `x`.
     pub cols: u32,
-    /// Chunks of codes in flight, and pieces of `x`, of which a chunk has four.
+    /// Chunks of codes in flight.
     pub stages: u32,
+    /// Pieces of `x` in flight, of which a chunk has four.
     pub x_stages: u32,
     /// Most parts of the common dimension.
     pub most_parts: u32,
