@@ -16,6 +16,8 @@ const GREETING_BYTES: usize = MAGIC.len() + 8;
 const ANSWER_BYTES: usize = MAGIC.len() + 4 + ID_BYTES;
 /// Between two tries.
 const PAUSE: Duration = Duration::from_millis(20);
+/// How long one of several addresses of a name is tried at a time.
+const ONE_ADDRESS: Duration = Duration::from_secs(5);
 
 /// Where the processes of a communicator meet, and which of them this is.
 ///
@@ -140,9 +142,10 @@ impl Rendezvous {
         }
     }
 
-    /// Clears up when all ranks have come.
+    /// Clears up after [`Self::share`], when all ranks have come or cannot any more.
     pub(super) fn done(&self) {
-        if let (Place::File(path), 0) = (&self.place, self.rank) {
+        // One rank alone has written nothing.
+        if let (Place::File(path), 0, 2..) = (&self.place, self.rank, self.size) {
             // Left behind it stops the next run, which says why.
             let _ = std::fs::remove_file(path);
         }
@@ -197,43 +200,73 @@ impl Rendezvous {
     ) -> Result<(), CommFailure> {
         let mut came: Vec<Option<TcpStream>> = Vec::new();
         came.resize_with(self.size, || None);
-        loop {
-            let missing: Vec<usize> = (1..self.size).filter(|rank| came[*rank].is_none()).collect();
-            if missing.is_empty() {
-                break;
+        if let Err(failure) = self.gather(listener, &mut came, deadline) {
+            for stream in came.iter_mut().flatten() {
+                tell(stream, &failure);
             }
-            let mut stream = match listener.accept() {
-                Ok((stream, _)) => stream,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    deadline.pause(missing)?;
-                    continue;
-                }
-                Err(error) => return Err(self.refuse(error)),
-            };
-            let mut greeting = [0; GREETING_BYTES];
-            // A stranger that says nothing, or something else, does not keep the ranks waiting.
-            let heard = deadline.limit(&stream).and_then(|()| stream.read_exact(&mut greeting));
-            let Some(rank) = heard.ok().and_then(|()| self.greeted(&greeting)) else { continue };
-            let rank = rank.and_then(|rank| match came[rank] {
-                Some(_) => Err(self.refuse(format!("there are two ranks {rank}"))),
-                None => Ok(rank),
-            });
-            match rank {
-                Ok(rank) => came[rank] = Some(stream),
-                Err(failure) => {
-                    // Those who wait learn it from the end of their connections.
-                    let _ = stream.write_all(failure.to_string().as_bytes());
-                    return Err(failure);
-                }
-            }
+            return Err(failure);
         }
+        let mut answer = MAGIC.to_vec();
+        answer.extend((self.size as u32).to_le_bytes());
+        answer.extend(id);
         for (rank, stream) in came.iter_mut().enumerate() {
             let Some(stream) = stream else { continue };
-            let mut answer = MAGIC.to_vec();
-            answer.extend((self.size as u32).to_le_bytes());
-            answer.extend(id);
-            let told = stream.write_all(&answer).and_then(|()| stream.flush());
+            let told = deadline.limit(stream).and_then(|()| stream.write_all(&answer));
             told.map_err(|error| self.refuse(format!("rank {rank} has hung up: {error}")))?;
+        }
+        Ok(())
+    }
+
+    /// Waits until every other rank is here. None is waited for alone: a stranger that says nothing keeps nobody out.
+    fn gather(
+        &self,
+        listener: &TcpListener,
+        came: &mut [Option<TcpStream>],
+        deadline: &Deadline,
+    ) -> Result<(), CommFailure> {
+        let mut callers: Vec<Caller> = Vec::new();
+        loop {
+            loop {
+                match listener.accept() {
+                    Ok((stream, _)) => callers.extend(Caller::new(stream)),
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                    // It has hung up before it was its turn.
+                    Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
+                    Err(error) => return Err(self.refuse(error)),
+                }
+            }
+            for mut caller in std::mem::take(&mut callers) {
+                match caller.listen() {
+                    Ok(true) => self.admit(caller, came)?,
+                    Ok(false) => callers.push(caller),
+                    Err(_) => {}
+                }
+            }
+            for place in came.iter_mut() {
+                // A rank that was started anew comes again.
+                place.take_if(|stream| hung_up(stream));
+            }
+            let missing: Vec<usize> = (1..self.size).filter(|rank| came[*rank].is_none()).collect();
+            if missing.is_empty() {
+                return Ok(());
+            }
+            deadline.pause(missing)?;
+        }
+    }
+
+    /// Gives a caller the place of its rank; a stranger gets none.
+    fn admit(&self, mut caller: Caller, came: &mut [Option<TcpStream>]) -> Result<(), CommFailure> {
+        let Some(rank) = self.greeted(&caller.greeting) else { return Ok(()) };
+        let free = rank.and_then(|rank| match &came[rank] {
+            Some(stream) if !hung_up(stream) => Err(self.refuse(format!("there are two ranks {rank}"))),
+            _ => Ok(rank),
+        });
+        match free {
+            Ok(rank) => came[rank] = Some(caller.stream),
+            Err(failure) => {
+                tell(&mut caller.stream, &failure);
+                return Err(failure);
+            }
         }
         Ok(())
     }
@@ -244,7 +277,9 @@ impl Rendezvous {
                 .to_socket_addrs()
                 .map_err(|error| self.refuse(format!("no such address: {error}")))?
                 .collect();
-            let connect = |at: &SocketAddr| TcpStream::connect_timeout(at, deadline.left().max(PAUSE)).ok();
+            // One that does not answer leaves time for the next.
+            let patience = deadline.left().min(ONE_ADDRESS).max(PAUSE);
+            let connect = |at: &SocketAddr| TcpStream::connect_timeout(at, patience).ok();
             match addresses.iter().find_map(connect) {
                 Some(stream) => break stream,
                 // Rank 0 may begin later.
@@ -263,6 +298,9 @@ impl Rendezvous {
     }
 
     fn identity(&self, answer: &[u8]) -> Result<[u8; ID_BYTES], CommFailure> {
+        if answer.is_empty() {
+            return Err(self.refuse("rank 0 has hung up"));
+        }
         let rest = answer.strip_prefix(&MAGIC).and_then(<[u8]>::split_first_chunk::<4>);
         let Some((size, id)) = rest else {
             let said = String::from_utf8_lossy(answer);
@@ -300,6 +338,47 @@ impl Rendezvous {
             }
         }
     }
+}
+
+/// A connection that has not said yet which rank it is.
+struct Caller {
+    stream: TcpStream,
+    greeting: [u8; GREETING_BYTES],
+    heard: usize,
+}
+
+impl Caller {
+    fn new(stream: TcpStream) -> Option<Self> {
+        stream.set_nonblocking(true).ok()?;
+        Some(Self { stream, greeting: [0; GREETING_BYTES], heard: 0 })
+    }
+
+    /// Takes what has arrived: whether the greeting is complete. An error if no more will come.
+    fn listen(&mut self) -> std::io::Result<bool> {
+        while self.heard < GREETING_BYTES {
+            match self.stream.read(&mut self.greeting[self.heard..]) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(bytes) => self.heard += bytes,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Whether the other end of a connection, which does not block, is closed.
+fn hung_up(stream: &TcpStream) -> bool {
+    match stream.peek(&mut [0]) {
+        Ok(bytes) => bytes == 0,
+        Err(error) => !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted),
+    }
+}
+
+/// Tells a rank why it waits in vain. If it is gone itself it need not know.
+fn tell(stream: &mut TcpStream, failure: &CommFailure) {
+    let _ = stream.write_all(failure.to_string().as_bytes());
 }
 
 struct Deadline {
@@ -383,6 +462,7 @@ mod tests {
         let ranks = [0, 2].map(|rank| Rendezvous::tcp(&address, rank, 4).expect("a rank"));
         let outcome = meet(ranks.to_vec(), SHORT);
         assert!(outcome[0].as_ref().is_err_and(|error| error.contains("from ranks [1, 3]")), "{outcome:?}");
+        // Rank 2 hears it from rank 0, unless its own time is over before.
         assert!(outcome[1].is_err(), "{outcome:?}");
         let outcome = meet(vec![ranks[1].clone()], SHORT);
         assert!(outcome[0].as_ref().is_err_and(|error| error.contains("from rank 0")), "{outcome:?}");
@@ -412,6 +492,60 @@ mod tests {
         let deadline = Deadline { began: Instant::now(), timeout: LONG };
         rank.serve(&listener, &ID, &deadline).expect("served");
         assert!(other.join().expect("no panic"));
+    }
+
+    /// A rank 1 of two that comes after `before` has used the port.
+    fn comes_after(before: impl FnOnce(&str) -> Option<TcpStream>) {
+        let address = free_address();
+        let of = |rank| Rendezvous::tcp(&address, rank, 2).expect("a rank");
+        let (first, second) = (of(0), of(1));
+        let listener = first.listen(&address).expect("a listener");
+        let _open = before(&address);
+        let other = thread::spawn(move || second.share(|| Ok(ID), LONG).is_ok_and(|id| id == ID));
+        let deadline = Deadline { began: Instant::now(), timeout: LONG };
+        first.serve(&listener, &ID, &deadline).expect("served");
+        assert!(other.join().expect("no panic"));
+    }
+
+    #[test]
+    fn a_stranger_that_says_nothing_keeps_nobody_out() {
+        comes_after(|address| Some(TcpStream::connect(address).expect("a connection")));
+    }
+
+    #[test]
+    fn a_rank_that_has_hung_up_may_come_again() {
+        comes_after(|address| {
+            let mut early = TcpStream::connect(address).expect("a connection");
+            let greeting = Rendezvous::tcp(address, 1, 2).expect("a rank").greeting();
+            early.write_all(&greeting).expect("sent");
+            None
+        });
+    }
+
+    #[test]
+    fn ranks_that_wait_hear_why_they_wait_in_vain() {
+        let address = free_address();
+        let rank = Rendezvous::tcp(&address, 0, 3).expect("a rank");
+        let listener = rank.listen(&address).expect("a listener");
+        let waiting = Rendezvous::tcp(&address, 1, 3).expect("a rank");
+        let other = thread::spawn(move || meet(vec![waiting], LONG));
+        let deadline = Deadline { began: Instant::now(), timeout: SHORT * 5 };
+        let failure = rank.serve(&listener, &ID, &deadline).expect_err("no rank 2");
+        let CommFailure::TimedOut { missing, .. } = &failure else { panic!("{failure}") };
+        assert_eq!(missing, &[2]);
+        let heard = other.join().expect("no panic");
+        assert!(heard[0].as_ref().is_err_and(|error| error.contains(&failure.to_string())), "{heard:?}");
+    }
+
+    #[test]
+    fn one_rank_alone_leaves_files_alone() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("mine");
+        std::fs::write(&path, "precious").expect("written");
+        let rank = Rendezvous::file(&path, 0, 1).expect("a rank");
+        assert_eq!(meet(vec![rank.clone()], LONG), [Ok(ID)]);
+        rank.done();
+        assert_eq!(std::fs::read(&path).expect("still there"), b"precious");
     }
 
     #[test]
