@@ -89,6 +89,13 @@ impl InProcess {
         (0..size).map(|rank| Self { rank, world: world.clone(), calls: Mutex::new(0) }).collect()
     }
 
+    fn usable(&self) -> Result<(), CommFailure> {
+        match self.world.lock().gone[self.rank].clone() {
+            Some(reason) => Err(CommFailure::Unusable { reason }),
+            None => Ok(()),
+        }
+    }
+
     /// Makes the elements of a call known to the others.
     fn post(&self, state: &mut State, next: &mut u64, call: &Call, bytes: Arc<[u8]>) -> Pending {
         let post = Post { signature: call.signature(), bytes };
@@ -244,9 +251,7 @@ impl Transport for InProcess {
     fn run(&self, stream: &Stream, calls: &[Call]) -> Result<(), Trouble> {
         stream.forbid_capture("a collective call between emulators")?;
         let mut next = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(reason) = self.world.lock().gone[self.rank].clone() {
-            return Err(CommFailure::Unusable { reason }.into());
-        }
+        self.usable()?;
         let outcome = self.exchange(&mut next, stream, calls);
         // Ranks no longer agree on what comes next.
         match &outcome {
@@ -258,7 +263,8 @@ impl Transport for InProcess {
     }
 
     fn synchronize(&self, stream: &Stream) -> Result<(), Trouble> {
-        Ok(stream.synchronize()?)
+        stream.synchronize()?;
+        Ok(self.usable()?)
     }
 
     fn abort(&self, reason: &str) {

@@ -168,7 +168,8 @@ impl From<CommFailure> for Trouble {
 
 /// One rank of several.
 ///
-/// One thread at a time uses it; another waits. Dropping it tells the ranks of the same process that this one is gone.
+/// One thread at a time uses it; another waits. Dropping it tells ranks on emulators that this one is gone. On a GPU dropping it waits for its
+/// calls on streams, up to the time-out, and aborts those that have not finished then.
 pub struct Communicator {
     rank: usize,
     size: usize,
@@ -214,8 +215,10 @@ impl Communicator {
             return Err(failed(CommFailure::EmulatorProcess.into()));
         }
         let id = rendezvous.share(nccl::unique_id, options.timeout).map_err(failed)?;
-        let transport = nccl::connect(device, &id, rank, size, options.timeout).map_err(failed)?;
+        let transport = nccl::connect(device, &id, rank, size, options.timeout);
+        // If that failed the identity is spent, too.
         rendezvous.done();
+        let transport = transport.map_err(failed)?;
         Ok(Self { rank, size, device: device.clone(), transport })
     }
 
@@ -257,9 +260,10 @@ impl Communicator {
         if calls.is_empty() {
             return Ok(());
         }
-        self.transport.run(stream, &calls).map_err(|trouble| self.failed(group.name(), trouble))?;
+        let outcome = self.transport.run(stream, &calls);
+        // What has failed may have been enqueued in part.
         group.tensors().for_each(|tensor| tensor.used_on(stream));
-        Ok(())
+        outcome.map_err(|trouble| self.failed(group.name(), trouble))
     }
 
     /// `y` becomes the reduction of the `x` of all ranks; both have the same element type and number of elements.

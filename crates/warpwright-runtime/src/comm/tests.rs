@@ -241,6 +241,13 @@ fn a_rank_that_fails_ends_the_wait_of_the_others() {
     ));
     let error = outcome[1].as_ref().expect_err("aborted").to_string();
     assert!(error.contains("rank 0 is gone: it was aborted"), "{error}");
+    // What came before the abort may hold anything.
+    let ranks = ranks(1, LONG);
+    let stream = ranks[0].device().stream().expect("a stream");
+    ranks[0].synchronize(&stream).expect("nothing has failed");
+    ranks[0].abort();
+    let outcome = ranks[0].synchronize(&stream).expect_err("aborted");
+    assert!(matches!(failure(&outcome).failure, CommFailure::Unusable { .. }), "{outcome}");
 }
 
 #[test]

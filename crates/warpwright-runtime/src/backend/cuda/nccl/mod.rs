@@ -27,8 +27,6 @@ const SUCCESS: c_int = 0;
 const IN_PROGRESS: c_int = 7;
 /// Between two looks at a communicator that takes long.
 const PAUSE: Duration = Duration::from_micros(50);
-/// How long the end of a communicator may take.
-const FAREWELL: Duration = Duration::from_secs(10);
 
 /// The identity of a new communicator, which all its ranks need.
 pub(crate) fn unique_id() -> Result<[u8; 128], Trouble> {
@@ -321,10 +319,13 @@ impl Transport for Nccl {
 
     fn synchronize(&self, stream: &Stream) -> Result<(), Trouble> {
         let began = Instant::now();
-        while !stream.is_idle()? {
+        loop {
+            // Before the state is looked at: the kernels of a communicator that was aborted have ended, too.
+            let idle = stream.is_idle()?;
             let mut handle = self.lock();
             let state = self.alive(&handle).and_then(|comm| self.state("a call on the GPU", comm));
             let failure = match state {
+                Ok(_) if idle => return Ok(()),
                 Ok(_) if began.elapsed() < self.timeout => None,
                 Ok(_) => Some(CommFailure::TimedOut { after: self.timeout, missing: Vec::new() }),
                 Err(failure) => Some(failure),
@@ -336,7 +337,6 @@ impl Transport for Nccl {
             drop(handle);
             self.pause(began);
         }
-        Ok(())
     }
 
     fn abort(&self, _reason: &str) {
@@ -360,7 +360,8 @@ impl Drop for Nccl {
         let code = unsafe { (self.api.finalize)(handle.0) };
         let began = Instant::now();
         let mut state = check(self.api, "ncclCommFinalize", code, handle.0).map(|()| false);
-        while matches!(state, Ok(false)) && began.elapsed() < FAREWELL {
+        // Work that is still on streams is not cut off before its time.
+        while matches!(state, Ok(false)) && began.elapsed() < self.timeout {
             state = self.state("ncclCommFinalize", handle.0);
             self.pause(began);
         }
