@@ -2,13 +2,16 @@
 
 use std::time::Duration;
 
-use warpwright::batch_norm::BatchNormOptions;
+use warpwright::attention::AttentionOutput;
+use warpwright::batch_norm::{BatchNormOptions, batch_norm, batch_norm_backward};
 use warpwright::comm::{CommFailure, CommOptions, Communicator, Reduction};
+use warpwright::cross_entropy::{self, CrossEntropyOptions};
 use warpwright::parallel::{
     ContextParallel, TensorParallel, Variant, VocabularyShard, row_linear, sync_batch_norm,
+    sync_batch_norm_backward,
 };
 use warpwright::ptx::{kernel::Kernel, text};
-use warpwright::{ArgValue, DType, Device, EmulatorConfig, LaunchStep, RuntimeError, Tensor};
+use warpwright::{ArgValue, DType, Device, EmulatorConfig, LaunchStep, RuntimeError, Stream, Tensor};
 use warpwright_testkit::ranks::{RankCase, cases, run_case};
 
 fn ranks(size: usize) -> Vec<Communicator> {
@@ -144,10 +147,153 @@ fn shapes_that_cannot_be_split_are_refused() {
     let parallel = TensorParallel { comm, sequence: true };
     let row = row_linear(parallel, &stream, &zeros(&[3, 4]), &zeros(&[5, 4]), None);
     refused(row.expect_err("three rows"), "rows is 3");
+    let bias = |shape: &[usize]| {
+        row_linear(parallel, &stream, &zeros(&[4, 4]), &zeros(&[5, 4]), Some(&zeros(shape)))
+    };
+    refused(bias(&[1]).expect_err("one for all features"), "bias is [1]");
+    refused(bias(&[2, 4, 5]).expect_err("as many as results"), "bias is [2, 4, 5]");
     let flat = sync_batch_norm(comm, &stream, &zeros(&[3]), None, BatchNormOptions::default());
     refused(flat.expect_err("one dimension"), "x is [3]");
+    let of_rows =
+        |rows: &[usize]| warpwright::parallel::VocabularyLoss { loss: zeros(rows), lse: zeros(rows) };
+    let one = Tensor::zeros(comm.device(), DType::I32, &[1]).expect("memory");
+    let gradient = shard.cross_entropy_backward(&stream, &zeros(&[2, 5]), &one, &of_rows(&[2]), &zeros(&[2]));
+    refused(gradient.expect_err("one target for two rows"), "target is [1]");
+    let saved = |o: &[usize], lse: &[usize]| AttentionOutput { o: zeros(o), lse: zeros(lse) };
+    let even = zeros(&[1, 4, 2, 8]);
+    let backward = |output: &AttentionOutput, dy: &Tensor| {
+        context.backward(&stream, [&even, &even, &even], output, dy).expect_err("other shapes")
+    };
+    refused(backward(&saved(&[1, 4, 2, 8], &[8]), &even), "lse is [8]");
+    refused(backward(&saved(&[8], &[1, 2, 4]), &even), "o is [8]");
+    refused(backward(&saved(&[1, 4, 2, 8], &[1, 2, 4]), &zeros(&[8])), "dy is [8]");
     assert_eq!(VocabularyShard::part(9, 0, 2), 0..5);
     assert_eq!(VocabularyShard::part(9, 1, 2), 5..9);
     assert_eq!(ContextParallel::positions(8, 1, 2, true), [2, 3, 4, 5]);
     assert_eq!(ContextParallel::positions(8, 1, 2, false), [4, 5, 6, 7]);
+}
+
+/// What every rank returns.
+fn on_each<T: Send>(
+    size: usize,
+    work: impl Fn(&Communicator, &Stream) -> Result<T, warpwright::Error> + Sync,
+) -> Vec<T> {
+    let (ranks, work) = (ranks(size), &work);
+    std::thread::scope(|scope| {
+        let start =
+            |comm| scope.spawn(move || work(comm, &Communicator::device(comm).stream().expect("a stream")));
+        let threads: Vec<_> = ranks.iter().map(start).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic").expect("all agree")).collect()
+    })
+}
+
+fn near(name: &str, got: &[f32], expected: &[f32]) {
+    assert_eq!(got.len(), expected.len(), "{name}");
+    for (got, expected) in got.iter().zip(expected) {
+        // Infinities are equal or not near.
+        let close = got == expected || (got - expected).abs() <= 2e-4 * expected.abs().max(1.0);
+        assert!(close, "{name}: {got} for {expected}");
+    }
+}
+
+/// Three samples of two channels far from 0, one on each rank: none has a variance of its own.
+#[test]
+fn batch_norm_of_one_value_a_rank() {
+    const X: [f32; 6] = [1001.0, -2.0, 1002.5, 3.0, 999.0, 0.5];
+    const RESIDUAL: [f32; 6] = [0.5, -0.25, 1.0, -3.0, 2.0, 0.125];
+    const DY: [f32; 6] = [1.0, 0.5, -0.75, 2.0, 0.25, -1.5];
+    for (relu, with_residual) in [(false, false), (true, false), (false, true), (true, true)] {
+        let one = |comm: &Communicator, stream: &Stream, rows: std::ops::Range<usize>| {
+            let of = |data: &[f32]| {
+                Tensor::from_slice_on(stream, &data[rows.start * 2..rows.end * 2], &[rows.len(), 2])
+            };
+            let (x, residual, dy) = (of(&X)?, of(&RESIDUAL)?, of(&DY)?);
+            let residual = with_residual.then_some(&residual);
+            let options = BatchNormOptions { relu, residual, ..Default::default() };
+            let (y, back) = if rows.len() == 3 {
+                let out = batch_norm(stream, &x, None, options)?;
+                let back = batch_norm_backward(stream, &x, &out, &dy, options)?;
+                (out.y, back)
+            } else {
+                let out = sync_batch_norm(comm, stream, &x, None, options)?;
+                let back = sync_batch_norm_backward(comm, stream, &x, &out, &dy, options)?;
+                (out.norm.y, back)
+            };
+            let dresidual = back.dresidual.map(|x| x.to_vec_on::<f32>(stream)).transpose()?;
+            Ok((y.to_vec_on::<f32>(stream)?, back.dx.to_vec_on::<f32>(stream)?, dresidual))
+        };
+        let (y, dx, dresidual) = on_each(1, |comm, stream| one(comm, stream, 0..3)).remove(0);
+        let got = on_each(3, |comm, stream| one(comm, stream, comm.rank()..comm.rank() + 1));
+        for (rank, (own_y, own_dx, own_dresidual)) in got.into_iter().enumerate() {
+            let own = rank * 2..rank * 2 + 2;
+            near("y", &own_y, &y[own.clone()]);
+            near("dx", &own_dx, &dx[own.clone()]);
+            let dresidual = dresidual.as_ref().map(|all| &all[own]);
+            assert_eq!(own_dresidual.is_some(), dresidual.is_some());
+            near("dresidual", &own_dresidual.unwrap_or_default(), dresidual.unwrap_or_default());
+        }
+    }
+}
+
+/// Words that are masked on the whole part of a rank, targets that are no words, and logits far apart.
+#[test]
+fn cross_entropy_of_masked_words() {
+    const NO: f32 = f32::NEG_INFINITY;
+    const LOGITS: [[f32; 4]; 5] = [
+        [1.0, 2.0, NO, NO],
+        [NO, NO, 3.0, 0.5],
+        [90.0, -90.0, 88.0, 0.0],
+        [0.0, 0.0, 0.0, 0.0],
+        [NO, 1.0, 2.0, NO],
+    ];
+    let target = [1i64, 3, 2, -100, 1];
+    let dloss = [1.0f32, 0.5, 2.0, 1.0, -1.0];
+    let all = on_each(1, |_, stream| {
+        let logits = Tensor::from_slice_on(stream, LOGITS.as_flattened(), &[5, 4])?;
+        let target = Tensor::from_slice_on(stream, &target, &[5])?;
+        let dloss = Tensor::from_slice_on(stream, &dloss, &[5])?;
+        let reduction = cross_entropy::Reduction::None;
+        let options = CrossEntropyOptions { reduction, ..Default::default() };
+        let out = warpwright::cross_entropy(stream, &logits, &target, options)?;
+        let back = warpwright::cross_entropy_backward(stream, &logits, &target, &out, &dloss, options)?;
+        Ok((out.loss.to_vec_on::<f32>(stream)?, back.to_vec_on::<f32>(stream)?))
+    });
+    let (loss, dlogits) = &all[0];
+    assert!(loss.iter().chain(dlogits).all(|x| x.is_finite()), "{all:?}");
+    let got = on_each(2, |comm, stream| {
+        let shard = VocabularyShard::new(comm, 4, DType::I64)?;
+        let own: Vec<f32> = LOGITS.iter().flat_map(|row| row[shard.words()].to_vec()).collect();
+        let logits = Tensor::from_slice_on(stream, &own, &[5, 2])?;
+        let target = Tensor::from_slice_on(stream, &target, &[5])?;
+        let dloss = Tensor::from_slice_on(stream, &dloss, &[5])?;
+        let out = shard.cross_entropy(stream, &logits, &target)?;
+        let back = shard.cross_entropy_backward(stream, &logits, &target, &out, &dloss)?;
+        Ok((out.loss.to_vec_on::<f32>(stream)?, back.to_vec_on::<f32>(stream)?))
+    });
+    for (rank, (own_loss, own_dlogits)) in got.iter().enumerate() {
+        near("loss", own_loss, loss);
+        let expected: Vec<f32> = dlogits.chunks(4).flat_map(|row| row[rank * 2..][..2].to_vec()).collect();
+        near("dlogits", own_dlogits, &expected);
+    }
+}
+
+/// An index that is no word is NaN on all ranks, and no other row is touched.
+#[test]
+fn embedding_of_no_word() {
+    let weight = [1.0f32, 2.0, 3.0];
+    let got = on_each(2, |comm, stream| {
+        let shard = VocabularyShard::new(comm, 3, DType::I64)?;
+        let own = &weight[shard.words()];
+        let weight = Tensor::from_slice_on(stream, own, &[own.len(), 1])?;
+        let indices = Tensor::from_slice_on(stream, &[2i64, 3, -1, 0, i64::MIN], &[5])?;
+        let y = shard.embedding(stream, &weight, &indices)?.to_vec_on::<f32>(stream)?;
+        let dy = Tensor::ones_on(stream, DType::F32, &[5, 1])?;
+        Ok((y, shard.embedding_backward(stream, &dy, &indices)?.to_vec_on::<f32>(stream)?))
+    });
+    for (y, _) in &got {
+        let is_nan: Vec<bool> = y.iter().map(|x| x.is_nan()).collect();
+        assert_eq!(is_nan, [false, true, true, false, true]);
+        assert_eq!((y[0], y[3]), (3.0, 1.0));
+    }
+    assert_eq!((&got[0].1[..], &got[1].1[..]), (&[1.0f32, 0.0][..], &[1.0f32][..]));
 }

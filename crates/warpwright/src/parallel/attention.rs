@@ -304,7 +304,7 @@ impl<'c> ContextParallel<'c> {
     /// rank's queries, keys and values, of their shapes and type. Gradients of keys and values travel with them.
     ///
     /// # Errors
-    /// As [`ContextParallel::forward`].
+    /// As [`ContextParallel::forward`]; [`Error::Plan`] if `output` or `dy` are not of these shapes.
     pub fn backward(
         &self,
         stream: &Stream,
@@ -313,6 +313,7 @@ impl<'c> ContextParallel<'c> {
         dy: &Tensor,
     ) -> Result<AttentionGradients, Error> {
         self.check([q, k, v])?;
+        check_saved(q, v, output, dy)?;
         let wide = q.dtype().accumulator();
         let last = match self.causal && self.comm.size() > 1 {
             true => Some(second_half(stream, output)?),
@@ -439,6 +440,28 @@ impl<'c> ContextParallel<'c> {
         own = own.reshape(&whole)?;
         map_into(stream, inputs, &[which.eq_(&zero).where_(new, zero)], &[], vec![own])
     }
+}
+
+/// That results and their gradient are those of these queries and values.
+fn check_saved(q: &Tensor, v: &Tensor, output: &AttentionOutput, dy: &Tensor) -> Result<(), Error> {
+    let [batch, positions, heads, _] = extents(q.as_ref());
+    let [.., dim] = extents(v.as_ref());
+    let like_o = [batch, positions, heads, dim];
+    for (parameter, x) in [("o", &output.o), ("dy", dy)] {
+        if x.shape() != like_o {
+            let expected = "[batch, positions, heads, head_dim] of q and v";
+            return Err(refused(OP, parameter, format!("{:?}", x.shape()), expected));
+        }
+    }
+    if output.lse.shape() != [batch, heads, positions] {
+        return Err(refused(
+            OP,
+            "lse",
+            format!("{:?}", output.lse.shape()),
+            "[batch, heads, positions] of q",
+        ));
+    }
+    Ok(())
 }
 
 /// What one rank has given of what all have.

@@ -60,15 +60,18 @@ impl<'c> GradientBuckets<'c> {
     /// # Errors
     /// [`Error::Runtime`] as [`Communicator::run`].
     pub fn push(&mut self, stream: &Stream, gradient: Tensor) -> Result<(), Error> {
-        self.bytes = self.bytes.saturating_add(gradient.buffer().bytes());
+        // Here, because the next may come from another stream.
+        self.side.wait(&stream.record()?)?;
+        // Of its elements and not of its memory, so that all ranks fill the same buckets.
+        let bytes = (gradient.len() as u64).saturating_mul(gradient.dtype().bytes() as u64);
+        self.bytes = self.bytes.saturating_add(bytes);
         self.open.push(gradient);
-        if self.bytes >= self.limit { self.send(stream) } else { Ok(()) }
+        if self.bytes >= self.limit { self.send() } else { Ok(()) }
     }
 
-    fn send(&mut self, stream: &Stream) -> Result<(), Error> {
+    fn send(&mut self) -> Result<(), Error> {
         let mut bucket = std::mem::take(&mut self.open);
         self.bytes = 0;
-        self.side.wait(&stream.record()?)?;
         let mut group = Group::new();
         for gradient in &mut bucket {
             group.all_reduce_in_place(Reduction::Mean, gradient);
@@ -83,7 +86,7 @@ impl<'c> GradientBuckets<'c> {
     /// # Errors
     /// As [`GradientBuckets::push`].
     pub fn finish(mut self, stream: &Stream) -> Result<Vec<Tensor>, Error> {
-        self.send(stream)?;
+        self.send()?;
         stream.wait(&self.side.record()?)?;
         Ok(self.done)
     }

@@ -111,7 +111,7 @@ pub fn column_linear_backward(
 /// [`TensorParallel::sequence`] this rank's part of the rows. The bias is added once, after the sum.
 ///
 /// # Errors
-/// As [`column_linear`]; [`Error::Plan`] if the rows cannot be split evenly.
+/// As [`column_linear`]; [`Error::Plan`] if the rows cannot be split evenly, or the bias has another shape.
 pub fn row_linear(
     parallel: TensorParallel<'_>,
     stream: &Stream,
@@ -119,7 +119,14 @@ pub fn row_linear(
     weight: &Tensor,
     bias: Option<&Tensor>,
 ) -> Result<Tensor, Error> {
-    let y = parallel.total(stream, matmul(stream, x, weight, WEIGHT)?)?;
+    let partial = matmul(stream, x, weight, WEIGHT)?;
+    // Before ranks wait for each other. A bias of another shape would be broadcast.
+    if let (Some(bias), Some(features)) = (bias, partial.shape().last())
+        && bias.shape() != [*features]
+    {
+        return Err(refused("row_linear", "bias", format!("{:?}", bias.shape()), "[out_features]"));
+    }
+    let y = parallel.total(stream, partial)?;
     match bias {
         Some(bias) => add(stream, &y, bias, 1.0),
         None => Ok(y),

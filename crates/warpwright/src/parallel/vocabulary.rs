@@ -212,7 +212,7 @@ impl<'c> VocabularyShard<'c> {
     /// `dloss` of its losses, `[rows]`: `(exp(x_j - lse) - [j = target]) dloss`. Nothing is exchanged.
     ///
     /// # Errors
-    /// As [`VocabularyShard::cross_entropy`]; [`Error::Plan`] if `dloss` is not `[rows]`.
+    /// As [`VocabularyShard::cross_entropy`]; [`Error::Plan`] if `target`, `dloss` or what `output` has are not `[rows]`.
     pub fn cross_entropy_backward(
         &self,
         stream: &Stream,
@@ -222,6 +222,9 @@ impl<'c> VocabularyShard<'c> {
         dloss: &Tensor,
     ) -> Result<Tensor, Error> {
         let [rows, words] = self.check("logits", logits, 1)?;
+        if target.len() != rows {
+            return Err(refused(OP, "target", format!("{:?}", target.shape()), "[rows]"));
+        }
         for (parameter, vector) in [("dloss", dloss), ("lse", &output.lse), ("loss", &output.loss)] {
             if vector.shape() != [rows] {
                 return Err(refused(OP, parameter, format!("{:?}", vector.shape()), "[rows]"));
