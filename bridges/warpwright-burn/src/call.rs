@@ -2,7 +2,7 @@
 //! not fit each other.
 
 use burn::backend::{DispatchDevice, DispatchTensor};
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Device, Int, IntDType, Tensor};
 use warpwright::Stream;
 
 use crate::error::Error;
@@ -72,6 +72,13 @@ impl Call {
         self.names_of_ints.push(name);
         self.ints.push(x.into_dispatch());
         Ok(self)
+    }
+
+    /// With the lengths of sequences, in the type that kernels count in. What that type cannot hold is longer than any sequence.
+    pub(crate) fn lengths(self, name: &'static str, x: Option<Tensor<1, Int>>) -> Result<Self, Error> {
+        let Some(x) = x else { return Ok(self) };
+        let x = x.cast(IntDType::I64).clamp(i32::MIN, i32::MAX);
+        self.ints(name, x.cast(IntDType::I32))
     }
 
     fn check_device(&mut self, argument: &'static str, got: Device) -> Result<(), Error> {

@@ -110,10 +110,7 @@ pub fn recurrent(
     let call = Call::new(op).float("x", x)?.float("w_ih", w_ih)?.float("w_hh", w_hh)?;
     let call = call.optional("b_ih", b_ih)?.optional("b_hh", b_hh)?;
     let call = call.optional("h0", of_layers(h0))?.optional("c0", of_layers(c0))?;
-    let call = match lengths {
-        Some(lengths) => call.ints("lengths", lengths.cast(burn::tensor::IntDType::I32))?,
-        None => call,
-    };
+    let call = call.lengths("lengths", lengths)?;
     let mut results = call.run(move |stream, inputs| {
         let output = with_input(inputs, |input| forward(stream, cell, input))?;
         let all = side_by_side(&output)?;

@@ -95,10 +95,7 @@ pub fn attention(
     let [q, k, v] = [q, k, v].map(|x| x.swap_dims(1, 2));
     let call = Call::new(OP).float("q", q)?.float("k", k)?.float("v", v)?;
     let call = call.optional("bias", bias)?.optional("sinks", sinks)?;
-    let call = match key_lengths {
-        Some(lengths) => call.ints("key_lengths", lengths.cast(burn::tensor::IntDType::I32))?,
-        None => call,
-    };
+    let call = call.lengths("key_lengths", key_lengths)?;
     let mut results = call.run(move |stream, inputs| {
         let [q, k, v] = ["q", "k", "v"].map(|name| inputs.of(name));
         let output = warpwright::attention(stream, q, k, v, numbers.scores(inputs))?;

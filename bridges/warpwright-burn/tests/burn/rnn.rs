@@ -3,7 +3,8 @@
 use burn::module::Module;
 use burn::nn::gru::GruConfig;
 use burn::nn::{LstmConfig, LstmState};
-use burn::tensor::{DType, Device, Int, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use warpwright_burn::ops::{AttentionOptions, attention};
 use warpwright_burn::rnn::{Cell, RecurrentOptions, Weights, recurrent};
 use warpwright_burn::{Gru, Lstm};
 
@@ -97,12 +98,15 @@ fn gru_of_burn() {
 #[test]
 fn gradients_by_differences() {
     let shapes: [&[usize]; 7] = [&[1, 3, 2], &[8, 2], &[8, 2], &[8], &[8], &[1, 2], &[1, 2]];
-    differences(&shapes, |x| {
-        let weights = Weights { w_ih: x.at(1), w_hh: x.at(2), b_ih: Some(x.at(3)), b_hh: Some(x.at(4)) };
-        let options = RecurrentOptions { h0: Some(x.at(5)), c0: Some(x.at(6)), lengths: None };
-        let out = recurrent(Cell::Lstm, x.at(0), weights, options)?;
-        Ok(Tensor::cat(vec![flat(out.y), flat(out.h_n), flat(out.c_n.unwrap())], 0))
-    });
+    for lengths in [None, Some([2])] {
+        differences(&shapes, |x| {
+            let weights = Weights { w_ih: x.at(1), w_hh: x.at(2), b_ih: Some(x.at(3)), b_hh: Some(x.at(4)) };
+            let lengths = lengths.map(|lengths| Tensor::<1, Int>::from_data(lengths, &Device::flex()));
+            let options = RecurrentOptions { h0: Some(x.at(5)), c0: Some(x.at(6)), lengths };
+            let out = recurrent(Cell::Lstm, x.at(0), weights, options)?;
+            Ok(Tensor::cat(vec![flat(out.y), flat(out.h_n), flat(out.c_n.unwrap())], 0))
+        });
+    }
 }
 
 /// A sequence that ends before the others is as one alone.
@@ -119,10 +123,21 @@ fn lengths() {
     let lengths = Some(Tensor::<1, Int>::from_data([4, 2], &device));
     let both = recurrent(Cell::Gru, x.clone(), weights(), RecurrentOptions { lengths, ..Default::default() })
         .unwrap();
-    let short = x.narrow(0, 1, 1).narrow(1, 0, 2);
+    let short = x.clone().narrow(0, 1, 1).narrow(1, 0, 2);
     let alone = recurrent(Cell::Gru, short, weights(), RecurrentOptions::default()).unwrap();
     assert_eq!(vector(&both.h_n.narrow(0, 1, 1)), vector(&alone.h_n));
     let y = both.y.narrow(0, 1, 1);
     assert_eq!(vector(&y.clone().narrow(1, 0, 2)), vector(&alone.y));
     assert_eq!(vector(&y.narrow(1, 2, 2)), [0.0; 4]);
+    // More than there are count as all of them, in 64 bits, too.
+    let all = recurrent(Cell::Gru, x.clone(), weights(), RecurrentOptions::default()).unwrap();
+    let long = Tensor::<1, Int>::from_data(TensorData::from([(1i64 << 32) + 1, 9]), (&device, DType::I64));
+    let options = RecurrentOptions { lengths: Some(long.clone()), ..Default::default() };
+    assert_eq!(vector(&recurrent(Cell::Gru, x.clone(), weights(), options).unwrap().y), vector(&all.y));
+    let q = x.reshape([2, 1, 4, 3]);
+    let attend = |key_lengths| {
+        let options = AttentionOptions { key_lengths, ..Default::default() };
+        vector(&attention(q.clone(), q.clone(), q.clone(), options).unwrap())
+    };
+    assert_eq!(attend(Some(long)), attend(None));
 }
