@@ -28,6 +28,9 @@ pub(super) fn run(args: &CheckArgs, console: &mut Console) -> Result<Outcome, Er
     if args.limits.max_steps.is_some() {
         return Err(refuse_max_steps());
     }
+    if args.ranks.launch != Launch::Threads {
+        refuse_of_threads(args)?;
+    }
     let cases = chosen(&args.ops)?;
     let options = CommOptions { timeout: args.limits.time_limit.unwrap_or(PATIENCE) };
     match (args.ranks.launch, args.ranks.ranks) {
@@ -39,6 +42,17 @@ pub(super) fn run(args: &CheckArgs, console: &mut Console) -> Result<Outcome, Er
         (Launch::Processes, Some(ranks)) => processes(args, ranks),
         (Launch::Threads, Some(ranks)) => threads(args, &cases, ranks, options, console),
     }
+}
+
+/// Options that processes do not have.
+fn refuse_of_threads(args: &CheckArgs) -> Result<(), Error> {
+    if !matches!(args.device.device.as_str(), "auto" | "cuda") {
+        return Err(Error::usage("--device: every process has a GPU of its own", "auto or cuda"));
+    }
+    if args.json.json {
+        return Err(Error::usage("--json: every process says what it has found", "--launch threads"));
+    }
+    Ok(())
 }
 
 fn chosen(ops: &[String]) -> Result<Vec<RankCase>, Error> {

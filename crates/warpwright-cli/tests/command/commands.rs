@@ -458,6 +458,8 @@ fn check_holds_ranks_against_one_device() {
         (&["check", "--launch", "processes"], "no ranks to start"),
         (&["check", "--ranks", "2", "--launch", "environment"], "the environment says"),
         (&["check", "--ranks", "2", "--device", "cuda:1"], "a device each"),
+        (&["check", "--ranks", "2", "--launch", "processes", "--device", "emulator"], "a GPU of its own"),
+        (&["check", "--ranks", "2", "--launch", "processes", "--json"], "every process says"),
     ] {
         let ran = place.run(args);
         assert_eq!(ran.code, Some(2), "{args:?}: {}", ran.out);
