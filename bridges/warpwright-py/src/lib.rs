@@ -4,7 +4,7 @@
 //!
 //! | modules | |
 //! |---|---|
-//! | `dlpack` `ffi` `many` `interrupt` | C interfaces, lists, the interpreter's signals |
+//! | `dlpack` `ffi` `many` `interrupt` `logging` | C interfaces, lists, the interpreter's signals, events on standard error |
 //! | `error` `library` | exceptions; libraries of arrays and their names |
 //! | `device` `layouts` | where arrays lie, and streams; arguments of new tensors |
 //! | `placeholder` `recording` | arrays without memory; what a call allocates |
@@ -54,6 +54,7 @@ mod layouts;
 mod library;
 mod linear_cross_entropy;
 mod local_response;
+mod logging;
 mod many;
 mod matmul;
 mod matmul_4bit;
@@ -185,6 +186,7 @@ mod _native {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::logging::read_environment(module.py())?;
         crate::indices::read_environment();
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }

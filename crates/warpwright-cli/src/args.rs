@@ -22,7 +22,8 @@ pub struct Cli {
 
 const EXIT_CODES: &str = "Exit codes: 0 all is well, 1 something was found to be wrong, 2 usage or input/output,\n\
     130 ended by Ctrl-C, 143 by SIGTERM; an output appears whole or not at all.\n\
-    Results go to standard output, everything else to standard error. NO_COLOR turns colours off.";
+    Results go to standard output, everything else to standard error. NO_COLOR turns colours off.\n\
+    WARPWRIGHT_LOG=warpwright=debug prints plans, compilations, launches and cache hits on standard error.";
 
 /// The subcommands.
 #[derive(Debug, Subcommand)]

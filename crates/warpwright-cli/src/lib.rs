@@ -14,6 +14,7 @@ pub mod error;
 pub mod excerpt;
 mod html;
 pub mod interrupt;
+pub mod logging;
 pub mod npy;
 pub mod op_options;
 pub mod palette;
@@ -35,10 +36,11 @@ pub fn main() -> ExitCode {
     let cli = args::Cli::parse();
     interrupt::listen();
     let mut console = Console::new();
-    let result = commands::dispatch(&cli.command, &mut console).and_then(|outcome| {
-        console.flush()?;
-        Ok(outcome)
-    });
+    let result =
+        logging::start().and_then(|()| commands::dispatch(&cli.command, &mut console)).and_then(|outcome| {
+            console.flush()?;
+            Ok(outcome)
+        });
     let code = match result {
         Ok(Outcome::Clean) => 0,
         Ok(Outcome::Findings) => 1,

@@ -4,25 +4,30 @@
 //! [`Plan`] for one target without a device; [`Plan::launch`] checks the arguments and enqueues, nothing else, so that
 //! it can be captured in a CUDA graph.
 
+mod cache;
 pub(crate) mod embedded;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::hash::{BuildHasherDefault, Hash, Hasher};
+use std::hash::Hash;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use tracing::debug;
 use warpwright_dsl::{KernelArgs, KernelDef, record_with};
 use warpwright_ptx::isa::DeviceLimits;
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{ArgValue, DType, Target};
 use warpwright_runtime::check::Checker;
 use warpwright_runtime::{
-    Binding as Bound, Device, Dims, Error, Lattice, LaunchStep, Stream, Strides, Tensor, TensorMut, TensorRef,
+    Binding as Bound, Device, Dims, Error, Lattice, LaunchStep, OperationName, Stream, Strides, Tensor,
+    TensorMut, TensorRef,
 };
 
 use crate::tensors::Arguments;
 use crate::{Direction, PlanError};
+
+pub use cache::PlanCache;
 
 /// A descriptor that can be planned.
 pub trait Operation: Clone + Eq + Hash + Send + Sync + 'static {
@@ -346,6 +351,15 @@ impl<O> fmt::Debug for Plan<O> {
 impl<O: Operation> Plan<O> {
     /// A plan from its parts.
     pub fn new(parts: PlanParts) -> Self {
+        debug!(
+            target: "warpwright::plan",
+            op = parts.op,
+            direction = parts.direction.name(),
+            arch = %parts.target,
+            launches = parts.variants.first().map_or(0, |best| best.steps.len()),
+            workspace_bytes = parts.workspace_bytes,
+            "planned"
+        );
         Self { parts: Arc::new(parts), operation: PhantomData }
     }
 
@@ -484,10 +498,8 @@ impl PlanParts {
         // everything.
         let all = bindings.iter().fold(0, |bits, bound| bits | bound.address());
         let variant = self.variant_for(&[all]).ok_or_else(|| self.misaligned(bindings))?;
-        for step in &variant.steps {
-            stream.launch(step, bindings)?;
-        }
-        Ok(())
+        let name = OperationName { op: self.op, direction: self.direction.name() };
+        stream.launch_operation(name, &variant.steps, bindings)
     }
 
     fn variant_for(&self, addresses: &[u64]) -> Option<&Variant> {
@@ -640,6 +652,8 @@ pub fn recorded<D: KernelDef>(op: &'static str, def: &D, target: Target) -> Resu
     let name = spec.name.clone();
     // Recorded outside the lock: two threads may do it twice, none waits.
     let kernel = record_with(def, spec, target).map_err(|source| PlanError::Build { op, source })?;
+    let ptx_bytes = kernel.text().len();
+    debug!(target: "warpwright::plan", op, kernel = name, arch = %target, ptx_bytes, "recorded");
     Ok(kept(name, kernel, target))
 }
 
@@ -692,94 +706,6 @@ pub(crate) fn launch<D: KernelDef>(
     grid: [u32; 3],
 ) -> Result<LaunchStep, PlanError> {
     Ok(LaunchStep::new(recorded(op, def, target)?, grid, args.values()))
-}
-
-/// A hash for descriptors, which are short and come from the program itself: a multiplication a word.
-#[derive(Default)]
-struct ShortHasher(u64);
-
-impl Hasher for ShortHasher {
-    fn write(&mut self, bytes: &[u8]) {
-        for part in bytes.chunks(8) {
-            let mut word = [0; 8];
-            word[..part.len()].copy_from_slice(part);
-            self.write_u64(u64::from_le_bytes(word));
-        }
-    }
-
-    fn write_u8(&mut self, word: u8) {
-        self.write_u64(word.into());
-    }
-
-    fn write_u32(&mut self, word: u32) {
-        self.write_u64(word.into());
-    }
-
-    fn write_u64(&mut self, word: u64) {
-        // An odd factor with bits everywhere: that of the golden ratio.
-        self.0 = (self.0.rotate_left(29) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
-
-    fn write_usize(&mut self, word: usize) {
-        self.write_u64(word as u64);
-    }
-
-    fn write_isize(&mut self, word: isize) {
-        self.write_u64(word as u64);
-    }
-
-    fn finish(&self) -> u64 {
-        // The table takes its places from the low bits, into which a product carries little.
-        self.0 ^ (self.0 >> 32)
-    }
-}
-
-type Plans<O> = HashMap<(O, Target), Plan<O>, BuildHasherDefault<ShortHasher>>;
-
-/// The plans behind the free functions, by descriptor and target.
-pub struct PlanCache<O> {
-    plans: OnceLock<Mutex<Plans<O>>>,
-}
-
-impl<O> fmt::Debug for PlanCache<O> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("PlanCache")
-    }
-}
-
-impl<O: Operation> Default for PlanCache<O> {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl<O: Operation> PlanCache<O> {
-    /// Plans are cheap once their kernels are recorded, so a cache that lengths have flooded starts over.
-    const CAPACITY: usize = 1024;
-
-    /// An empty cache.
-    pub const fn new() -> Self {
-        Self { plans: OnceLock::new() }
-    }
-
-    /// The plan of `desc`.
-    ///
-    /// # Errors
-    /// Those of [`Operation::plan`]; failures are not kept.
-    pub fn get(&self, desc: &O, target: Target) -> Result<Plan<O>, PlanError> {
-        let plans = self.plans.get_or_init(Mutex::default);
-        let key = (desc.clone(), target);
-        if let Some(plan) = lock(plans).get(&key) {
-            return Ok(plan.clone());
-        }
-        let plan = desc.plan(target)?;
-        let mut plans = lock(plans);
-        if plans.len() >= Self::CAPACITY {
-            plans.clear();
-        }
-        plans.insert(key, plan.clone());
-        Ok(plan)
-    }
 }
 
 /// A map is never left half-changed, so a panic elsewhere does not spoil it.

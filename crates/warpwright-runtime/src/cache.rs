@@ -5,8 +5,10 @@ mod disk;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering as AtomicOrdering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Instant;
 
 use sha2::{Digest, Sha256};
+use tracing::debug;
 use warpwright_ptx::kernel::Kernel;
 
 use crate::backend::Backend;
@@ -66,11 +68,10 @@ impl KernelCache {
 
     pub(crate) fn load(&self, backend: &Arc<dyn Backend>, kernel: &Kernel) -> Result<LoadedKernel> {
         let identity = kernel.text().as_ptr().addr();
-        if let Some((_, loaded)) =
-            self.by_identity.read().unwrap_or_else(PoisonError::into_inner).get(&identity)
-        {
-            self.memory_hits.fetch_add(1, AtomicOrdering::Relaxed);
-            return Ok(loaded.clone());
+        let known = |(_, loaded): &(Kernel, LoadedKernel)| loaded.clone();
+        let known = self.by_identity.read().unwrap_or_else(PoisonError::into_inner).get(&identity).map(known);
+        if let Some(loaded) = known {
+            return Ok(self.hit_in_memory(loaded));
         }
         let loaded = self.load_by_content(backend, kernel)?;
         let mut identities = self.by_identity.write().unwrap_or_else(PoisonError::into_inner);
@@ -87,16 +88,40 @@ impl KernelCache {
         let slot =
             self.by_content.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default().clone();
         let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(loaded) = &*slot {
-            self.memory_hits.fetch_add(1, AtomicOrdering::Relaxed);
-            return Ok(loaded.clone());
+        if let Some(loaded) = slot.clone() {
+            drop(slot);
+            return Ok(self.hit_in_memory(loaded));
         }
+        let begin = Instant::now();
         let function = backend.load(kernel, self.disk.as_ref().ok())?;
-        let counter = if function.from_disk { &self.disk_hits } else { &self.compiled };
-        counter.fetch_add(1, AtomicOrdering::Relaxed);
+        let microseconds = u64::try_from(begin.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let from_disk = function.from_disk;
         let loaded = LoadedKernel::new(backend, kernel, function);
         *slot = Some(loaded.clone());
+        // A subscriber may load kernels itself.
+        drop(slot);
+        let (kernel, device, arch) = (kernel.name(), loaded.device_id(), kernel.target());
+        if from_disk {
+            self.disk_hits.fetch_add(1, AtomicOrdering::Relaxed);
+            debug!(target: "warpwright::cache", kernel, %device, store = "disk", microseconds, "hit");
+        } else {
+            self.compiled.fetch_add(1, AtomicOrdering::Relaxed);
+            debug!(target: "warpwright::cache", kernel, %device, store = self.last_store(), "miss");
+            debug!(target: "warpwright::compile", kernel, %device, %arch, microseconds, "compiled");
+        }
         Ok(loaded)
+    }
+
+    fn hit_in_memory(&self, loaded: LoadedKernel) -> LoadedKernel {
+        self.memory_hits.fetch_add(1, AtomicOrdering::Relaxed);
+        let (kernel, device) = (loaded.kernel().name(), loaded.device_id());
+        debug!(target: "warpwright::cache", kernel, %device, store = "memory", "hit");
+        loaded
+    }
+
+    /// Where a kernel is looked for last.
+    fn last_store(&self) -> &'static str {
+        if self.disk.is_ok() { "disk" } else { "memory" }
     }
 
     pub(crate) fn statistics(&self) -> CacheStatistics {

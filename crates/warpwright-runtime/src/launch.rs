@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering as AtomicOrdering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
+use tracing::debug;
 use warpwright_ptx::isa::DeviceLimits;
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{ArgError, ArgValue, Function, Inst, StateSpace, TensorMap, pack_args};
@@ -397,6 +398,17 @@ impl Prepared {
             return Ok(());
         }
         stream.remember(&self.kernel);
+        // Before the launch: on the emulator that is the run, and a kernel that fails is the last that was named.
+        debug!(
+            target: "warpwright::launch",
+            kernel = &*self.kernel.0.name,
+            device = %device.id(),
+            grid = ?self.grid,
+            block = ?self.block,
+            cluster = ?self.cluster,
+            dynamic_shared = self.dynamic_shared,
+            "launch"
+        );
         device.backend().launch(
             stream.handle(),
             self.kernel.handle(),

@@ -41,12 +41,24 @@
 //! # }
 //! ```
 //!
+//! # Events
+//!
+//! Events of the crate `tracing`, at level debug unless another is given; without a subscriber they cost the test of one number.
+//!
+//! | target | events and fields |
+//! |---|---|
+//! | `warpwright::launch` | `launch`: `kernel`, `device`, `grid`, `block`, `cluster`, `dynamic_shared` in bytes; in a span `operation` with `op` and `direction` if it belongs to one |
+//! | `warpwright::cache` | `hit`: `kernel`, `device`, `store` (`memory` or `disk`, with `microseconds` of loading), when a step is launched on a device for the first time; `miss`: the same with the last `store` that was asked |
+//! | `warpwright::compile` | `compiled`: `kernel`, `device`, `arch`, `microseconds`, by the driver's assembler or the emulator's decoder |
+//! | `warpwright::nvtx` | the library with the ranges; a warning if there is none |
+//!
 //! # Environment
 //!
 //! | variable | meaning |
 //! |---|---|
 //! | `WARPWRIGHT_CACHE` | `0` keeps no machine code on disk; every process compiles its kernels |
 //! | `WARPWRIGHT_CACHE_DIR` | the folder for machine code; by default `warpwright/cubin` in `XDG_CACHE_HOME`, `~/.cache`, `~/Library/Caches` (macOS) or `LOCALAPPDATA` (Windows) |
+//! | `WARPWRIGHT_NVTX` | `1` puts ranges of NVTX around the launches of operations ([`OperationName`]); a path names NVTX's library |
 //!
 //! Whoever can write to that folder decides what runs on the GPU. On Unix it is left alone, as are the files in it, if it
 //! belongs to another user or can be written by others: kernels are then compiled by every process, and
@@ -75,6 +87,7 @@ pub mod interop;
 mod lattice;
 mod launch;
 mod layout;
+mod operation;
 mod recording;
 mod stream;
 mod tensor;
@@ -93,6 +106,7 @@ pub use host::HostBuffer;
 pub use lattice::Lattice;
 pub use launch::{Binding, KernelInfo, LaunchStep, LoadedKernel};
 pub use layout::{Dims, MAX_RANK, Strides};
+pub use operation::OperationName;
 pub use recording::{RecordedLaunch, record_launches};
 pub use stream::{Event, Stream};
 pub use tensor::Tensor;

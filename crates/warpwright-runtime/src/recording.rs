@@ -6,17 +6,19 @@ use warpwright_ptx::ArgValue;
 
 use crate::error::Result;
 use crate::launch::{Binding, LaunchStep};
+use crate::operation::OperationName;
 use crate::stream::Stream;
 
 /// A launch of [`record_launches`].
 #[derive(Clone, Debug)]
 pub struct RecordedLaunch {
     step: LaunchStep,
+    operation: Option<OperationName>,
     addresses: Box<[u64]>,
 }
 
 impl RecordedLaunch {
-    fn new(step: &LaunchStep, bindings: &[Binding<'_>]) -> Self {
+    fn new(step: &LaunchStep, bindings: &[Binding<'_>], operation: Option<OperationName>) -> Self {
         let mut addresses = vec![0; bindings.len()];
         let slots = step.args().iter().filter_map(|arg| match arg {
             ArgValue::Slot { slot, .. } => Some(*slot),
@@ -26,7 +28,7 @@ impl RecordedLaunch {
         for slot in slots.map(|slot| slot as usize) {
             addresses[slot] = bindings[slot].address();
         }
-        Self { step: step.clone(), addresses: addresses.into() }
+        Self { step: step.clone(), operation, addresses: addresses.into() }
     }
 
     /// The address of each binding; 0 for one that the kernel does not take.
@@ -34,12 +36,15 @@ impl RecordedLaunch {
         &self.addresses
     }
 
-    /// Enqueues it with other bindings in the order of [`addresses`](Self::addresses).
+    /// Enqueues it with other bindings in the order of [`addresses`](Self::addresses), under the name of its operation if it had one.
     ///
     /// # Errors
     /// As [`Stream::launch`].
     pub fn launch(&self, stream: &Stream, bindings: &[Binding<'_>]) -> Result<()> {
-        stream.launch(&self.step, bindings)
+        match self.operation {
+            Some(name) => stream.launch_operation(name, std::slice::from_ref(&self.step), bindings),
+            None => stream.launch(&self.step, bindings),
+        }
     }
 }
 
@@ -75,10 +80,10 @@ pub fn record_launches<T>(work: impl FnOnce() -> T) -> (T, Option<Vec<RecordedLa
 }
 
 /// Notes a launch, if this thread records.
-pub(crate) fn launched(step: &LaunchStep, bindings: &[Binding<'_>]) {
+pub(crate) fn launched(step: &LaunchStep, bindings: &[Binding<'_>], operation: Option<OperationName>) {
     RECORDING.with_borrow_mut(|recording| {
         if let Some(recording) = recording {
-            recording.launches.push(RecordedLaunch::new(step, bindings));
+            recording.launches.push(RecordedLaunch::new(step, bindings, operation));
         }
     });
 }

@@ -13,6 +13,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::launch::{Binding, LaunchStep, LoadedKernel};
+use crate::operation::OperationName;
 use crate::recording;
 
 /// The stream itself, without its device, so that a device can hold its own.
@@ -156,7 +157,25 @@ impl Stream {
     /// [`Error::Sanitizer`] and [`Error::Emulator`].
     pub fn launch(&self, step: &LaunchStep, bindings: &[Binding<'_>]) -> Result<()> {
         step.on(&self.device, |prepared| prepared.enqueue(self, bindings))?;
-        recording::launched(step, bindings);
+        recording::launched(step, bindings, None);
+        Ok(())
+    }
+
+    /// Enqueues the steps of one operation in order, under its name in logs and profiles.
+    ///
+    /// # Errors
+    /// As [`launch`](Self::launch); the steps before the one that failed have been enqueued.
+    pub fn launch_operation(
+        &self,
+        name: OperationName,
+        steps: &[LaunchStep],
+        bindings: &[Binding<'_>],
+    ) -> Result<()> {
+        let _shown = name.enter();
+        for step in steps {
+            step.on(&self.device, |prepared| prepared.enqueue(self, bindings))?;
+            recording::launched(step, bindings, Some(name));
+        }
         Ok(())
     }
 

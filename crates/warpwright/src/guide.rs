@@ -4,6 +4,8 @@
 mod first_use {}
 #[doc = include_str!("../../../docs/guide/src/numerics.md")]
 mod numerics {}
+#[doc = include_str!("../../../docs/guide/src/observing.md")]
+mod observing {}
 #[doc = include_str!("../../../docs/guide/src/own-kernels.md")]
 mod own_kernels {}
 #[doc = include_str!("../../../docs/guide/src/performance.md")]

@@ -188,6 +188,6 @@ pub use warpwright_runtime::{
     ArgValue, Binding, Buffer, CacheStatistics, Counters, CudaDeviceInfo, CudaUnavailable, Device, DeviceId,
     Discovery, DiskCacheRefusal, DiskCacheStatus, DriverVersion, Element, EmulatorConfig,
     Error as RuntimeError, Event, F8E4M3, F8E5M2, Fault, Finding, Graph, HostBuffer, Interrupt, KernelInfo,
-    LaunchLimit, LaunchStep, LoadedKernel, MAX_RANK, MemoryInfo, OnFinding, Properties, SanitizerFailure,
-    Sanitizers, Stream, Tensor, TensorMut, TensorRef, comm, discover, interop, timing,
+    LaunchLimit, LaunchStep, LoadedKernel, MAX_RANK, MemoryInfo, OnFinding, OperationName, Properties,
+    SanitizerFailure, Sanitizers, Stream, Tensor, TensorMut, TensorRef, comm, discover, interop, timing,
 };

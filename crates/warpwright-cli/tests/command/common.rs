@@ -46,7 +46,7 @@ impl Place {
 
     pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_warpwright"));
-        command.current_dir(self.folder.path()).env_remove("NO_COLOR");
+        command.current_dir(self.folder.path()).env_remove("NO_COLOR").env_remove("WARPWRIGHT_LOG");
         command
     }
 

@@ -7,6 +7,7 @@ mod common;
 mod costs;
 mod formats;
 mod gguf;
+mod logging;
 mod outputs;
 mod paths;
 mod signals;

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::UNIX_EPOCH;
 
+use super::libraries::loaded_libraries;
+
 /// A mark of this build of the driver: name, size and time of the library that the process has loaded. Empty
 /// if the system does not tell.
 pub(super) fn driver_build() -> &'static str {
@@ -23,24 +25,6 @@ fn is_driver(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libcuda.so"))
 }
 
-/// The files that the process has mapped, each once; none where the system does not tell.
-pub(super) fn loaded_libraries() -> Vec<PathBuf> {
-    std::fs::read_to_string("/proc/self/maps").map(|maps| mapped(&maps)).unwrap_or_default()
-}
-
-fn mapped(maps: &str) -> Vec<PathBuf> {
-    let mut files: Vec<PathBuf> = Vec::new();
-    for line in maps.lines() {
-        // Address, permissions, offset, device and inode have no slash.
-        let Some(start) = line.find('/') else { continue };
-        let path = line[start..].strip_suffix(" (deleted)").unwrap_or(&line[start..]);
-        if files.last().is_none_or(|last| last.as_os_str() != path) {
-            files.push(path.into());
-        }
-    }
-    files
-}
-
 fn identity(path: &PathBuf) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     // A library that was replaced while it runs has its name alone.
@@ -51,6 +35,7 @@ fn identity(path: &PathBuf) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::libraries::mapped;
     use super::*;
 
     #[test]

@@ -7,7 +7,9 @@
 
 mod build;
 mod driver;
+mod libraries;
 pub(crate) mod nccl;
+pub(crate) mod nvtx;
 mod pinned;
 
 use std::collections::HashMap;

@@ -8,14 +8,11 @@ use std::sync::OnceLock;
 
 use libloading::Library;
 
-use super::super::build::loaded_libraries;
+use super::super::libraries::{LibraryFile, loaded_libraries, loader_words};
 use crate::comm::{CommFailure, NcclVersion};
 
 pub(super) const OLDEST: NcclVersion = NcclVersion { major: 2, minor: 18, patch: 0 };
-/// The file's name, which the system's loader looks for.
-const NAME: &str = "libnccl.so.2";
-/// Where a package of NCCL for Python has it, beside the others of its environment.
-const IN_PYTHON: &str = "nvidia/nccl/lib";
+const NCCL: LibraryFile = LibraryFile { name: "libnccl.so.2", in_python: &["nvidia/nccl/lib"] };
 
 /// `ncclComm_t`
 pub(super) type RawComm = *mut c_void;
@@ -143,32 +140,10 @@ impl Api {
 pub(super) fn api() -> Result<&'static Api, CommFailure> {
     static API: OnceLock<Result<Api, CommFailure>> = OnceLock::new();
     API.get_or_init(|| {
-        load(candidates(std::env::var_os("WARPWRIGHT_NCCL").map(PathBuf::from), &loaded_libraries()))
+        load(NCCL.candidates(std::env::var_os("WARPWRIGHT_NCCL").map(PathBuf::from), &loaded_libraries()))
     })
     .as_ref()
     .map_err(Clone::clone)
-}
-
-/// Files to try, in order. A file that the user names is the only one.
-fn candidates(named: Option<PathBuf>, loaded: &[PathBuf]) -> Vec<PathBuf> {
-    if let Some(named) = named {
-        return vec![if named.is_dir() { named.join(NAME) } else { named }];
-    }
-    let is_nccl = |path: &&PathBuf| {
-        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libnccl.so"))
-    };
-    let mut found: Vec<PathBuf> = loaded.iter().filter(is_nccl).cloned().collect();
-    let environments = loaded.iter().filter_map(|path| {
-        path.ancestors().find(|folder| folder.ends_with("site-packages") || folder.ends_with("dist-packages"))
-    });
-    for environment in environments {
-        let path = environment.join(IN_PYTHON).join(NAME);
-        if path.exists() && !found.contains(&path) {
-            found.push(path);
-        }
-    }
-    found.push(NAME.into());
-    found
 }
 
 fn load(candidates: Vec<PathBuf>) -> Result<Api, CommFailure> {
@@ -177,7 +152,7 @@ fn load(candidates: Vec<PathBuf>) -> Result<Api, CommFailure> {
         match open(&path) {
             Ok((loaded, version)) if version >= OLDEST => match Api::bind(loaded, &path, version) {
                 Ok(api) => return Ok(api),
-                Err(error) => tried.push((path, words(&error))),
+                Err(error) => tried.push((path, loader_words(&error))),
             },
             Ok((_, found)) => return Err(CommFailure::LibraryTooOld { path, found, needed: OLDEST }),
             Err(error) => tried.push((path, error)),
@@ -186,20 +161,15 @@ fn load(candidates: Vec<PathBuf>) -> Result<Api, CommFailure> {
     Err(CommFailure::NoLibrary { tried })
 }
 
-/// The loader's own words, which stand behind those of the binding.
-fn words(error: &libloading::Error) -> String {
-    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
-}
-
 fn open(path: &Path) -> Result<(Library, NcclVersion), String> {
     // SAFETY: initializers of NCCL's library ask nothing of the process; a file in its place is as trusted as the program that the
     // user runs, whose loader would take it from the same places.
-    let loaded = unsafe { Library::new(path) }.map_err(|error| words(&error))?;
+    let loaded = unsafe { Library::new(path) }.map_err(|error| loader_words(&error))?;
     let mut number: c_int = 0;
     // SAFETY: `ncclGetVersion` of every version has this type and writes one number.
     let code = unsafe {
         let version = loaded.get::<unsafe extern "C" fn(*mut c_int) -> c_int>(b"ncclGetVersion\0");
-        version.map_err(|error| words(&error))?(&raw mut number)
+        version.map_err(|error| loader_words(&error))?(&raw mut number)
     };
     if code == 0 {
         Ok((loaded, NcclVersion::from_number(number)))
@@ -211,21 +181,6 @@ fn open(path: &Path) -> Result<(Library, NcclVersion), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_is_loaded_comes_before_the_system() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let environment = folder.path().join("lib/python3.12/site-packages");
-        let in_python = environment.join(IN_PYTHON).join(NAME);
-        std::fs::create_dir_all(in_python.parent().expect("a folder")).expect("made");
-        std::fs::write(&in_python, "").expect("written");
-        let torch = environment.join("torch/lib/libtorch.so");
-        let loaded = PathBuf::from("/usr/lib/libnccl.so.2.30.7");
-        let all = [PathBuf::from("/usr/lib/libc.so.6"), torch, loaded.clone()];
-        assert_eq!(candidates(None, &all), [loaded, in_python.clone(), NAME.into()]);
-        assert_eq!(candidates(None, &[]), [PathBuf::from(NAME)]);
-        assert_eq!(candidates(in_python.parent().map(Into::into), &all), [in_python]);
-    }
 
     #[test]
     fn a_library_that_is_not_there_says_where_it_was_looked_for() {
