@@ -1,4 +1,4 @@
-//! Operations spread over the ranks of a [`Communicator`](crate::comm::Communicator): batch norm with the statistics of all ranks, linear layers,
+//! Operations spread over the ranks of a [`Communicator`]: batch norm with the statistics of all ranks, linear layers,
 //! embedding and cross entropy whose weights are split, norms and attention over split sequences, and gradients of a model
 //! that every rank has.
 //!
