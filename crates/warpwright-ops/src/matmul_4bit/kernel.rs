@@ -108,11 +108,8 @@ impl KernelDef for Stream {
     type Args = StreamArgs;
 
     fn spec(&self) -> KernelSpec {
-        let parts = if self.parts { "_parts" } else { "" };
-        let bias = if self.bias { "_bias" } else { "" };
-        let (groups, config) = (self.groups.name(), self.config.name());
-        let fine = if self.fine { "" } else { "_shared" };
-        let name = format!("matmul_4bit_{groups}_{}_{config}{fine}{bias}{parts}", self.dtype);
+        let ends = [self.fine, self.bias, self.parts];
+        let name = self.groups.product_name(self.dtype, &self.config.name(), ends);
         let y = if self.parts { DType::F32 } else { self.dtype };
         let dtypes = DTypes::NONE.with("x", self.dtype).with("bias", self.dtype).with("y", y);
         KernelSpec::new(name, BlockDim::x(self.config.threads()))
@@ -279,10 +276,7 @@ impl<'k> Block<'k> {
                 lanes.into_iter().collect()
             };
             let scale = |group: &U32<'k>| {
-                if self.kernel.fine {
-                    return decoder.load(*group, slice);
-                }
-                decoder.load((*group + slice) >> self.p.group_shift, 0)
+                decoder.load_slice(*group, slice, (!self.kernel.fine).then_some(self.p.group_shift))
             };
             Slice { codes: codes.iter().map(words).collect(), scales: groups.iter().map(scale).collect() }
         };

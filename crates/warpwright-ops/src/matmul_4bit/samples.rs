@@ -93,16 +93,9 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
             if !has_room || format == WeightFormat::Mxfp4 && config.words != 1 {
                 continue;
             }
-            let ends: &[(bool, bool)] =
-                if i == 0 { &[(false, false), (true, false), (false, true)] } else { &[(false, false)] };
-            for &(bias, parts) in ends {
-                for fine in [true, false] {
-                    // Groups of mxfp4 are a slice.
-                    if fine || format != WeightFormat::Mxfp4 {
-                        let kernel = kernel::Stream { dtype, groups, config, fine, bias, parts };
-                        all.push(plan::recorded(entry.op, &kernel, target)?);
-                    }
-                }
+            for [fine, bias, parts] in ends(format, i == 0) {
+                let kernel = kernel::Stream { dtype, groups, config, fine, bias, parts };
+                all.push(plan::recorded(entry.op, &kernel, target)?);
             }
         }
         if target.sm == 90 {
@@ -117,21 +110,25 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
     Ok(all)
 }
 
+/// Whether slices have scales of their own, whether there is a bias, and whether there are parts: of the first configuration with and without.
+fn ends(format: WeightFormat, first: bool) -> Vec<[bool; 3]> {
+    let of_results: &[[bool; 2]] =
+        if first { &[[false, false], [true, false], [false, true]] } else { &[[false, false]] };
+    // Groups of mxfp4 are a slice.
+    let fine: &[bool] = if format == WeightFormat::Mxfp4 { &[true] } else { &[true, false] };
+    let with = |[bias, parts]: &[bool; 2]| fine.iter().map(|fine| [*fine, *bias, *parts]).collect::<Vec<_>>();
+    of_results.iter().flat_map(with).collect()
+}
+
 /// Kernels of each configuration of warpgroups; with and without bias and parts in one of them.
 fn warpgroup_kernels(op: &'static str, dtype: DType, groups: Groups) -> Result<Vec<Kernel>, PlanError> {
     let mut all = Vec::new();
     let of_groups = groups.format == WeightFormat::Mxfp4;
     let configs = tuning::warpgroup_configs().into_iter().filter(|config| !of_groups || config.slice == 32);
     for (i, config) in configs.enumerate() {
-        let ends: &[(bool, bool)] =
-            if i == 0 { &[(false, false), (true, false), (false, true)] } else { &[(false, false)] };
-        for &(bias, parts) in ends {
-            for fine in [true, false] {
-                if fine || !of_groups {
-                    let kernel = warpgroup::Warpgroup { dtype, groups, config, fine, bias, parts };
-                    all.push(plan::recorded(op, &kernel, Target::specific(90))?);
-                }
-            }
+        for [fine, bias, parts] in ends(groups.format, i == 0) {
+            let kernel = warpgroup::Warpgroup { dtype, groups, config, fine, bias, parts };
+            all.push(plan::recorded(op, &kernel, Target::specific(90))?);
         }
     }
     Ok(all)

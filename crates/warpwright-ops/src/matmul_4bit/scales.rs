@@ -65,6 +65,14 @@ impl Groups {
         dtypes.with("scale.scales", scales)
     }
 
+    /// The name of a kernel that multiplies as it reads the weight: in tiles of `config`, with a scale for each slice or one that several
+    /// share, with a bias, or sums of parts.
+    pub(super) fn product_name(self, dtype: DType, config: &str, [fine, bias, parts]: [bool; 3]) -> String {
+        let when = |holds: bool, text: &'static str| if holds { text } else { "" };
+        let (shared, bias, parts) = (when(!fine, "_shared"), when(bias, "_bias"), when(parts, "_parts"));
+        format!("matmul_4bit_{}_{dtype}_{config}{shared}{bias}{parts}", self.name())
+    }
+
     pub(super) fn is_nested(self) -> bool {
         self.scale == ScaleFormat::Nested
     }
@@ -127,6 +135,15 @@ impl<'k> Decoder<'k> {
             loaded.words.push(byte(p.zero_points));
         }
         loaded
+    }
+
+    /// Loads what there is of the group of slice `slice` behind `first`, as scales count slices; `shift` is the logarithm of how many share
+    /// one, or nothing where each has its own.
+    pub(super) fn load_slice(&self, first: U32<'k>, slice: u32, shift: Option<U32<'k>>) -> Loaded<'k> {
+        match shift {
+            None => self.load(first, slice),
+            Some(shift) => self.load((first + slice) >> shift, 0),
+        }
     }
 
     /// The scale.

@@ -291,15 +291,18 @@ fn stream(desc: &Matmul4bitDesc, target: Target) -> Option<Stream> {
 
 /// Whether a kernel multiplies what is described.
 pub(super) fn suits(desc: &Matmul4bitDesc, target: Target, config: StreamConfig) -> bool {
-    let half = matches!(desc.dtype, DType::F16 | DType::BF16);
     let atom = MmaAtom::of(desc.dtype).is_some_and(|atom| atom.exists(target));
-    let (slice, (_, group)) = (config.slice() as usize, desc.weight.groups());
-    let sliced = desc.weight.k >= config.run() as usize
-        && desc.weight.k.is_multiple_of(slice)
-        && group.is_power_of_two()
-        && group.is_multiple_of(slice);
+    let slice = config.slice();
+    let whole = desc.weight.k >= config.run() as usize && desc.weight.k.is_multiple_of(slice as usize);
     let cols = desc.m.div_ceil(ATOM_COLS as usize).next_power_of_two();
-    half && atom && sliced && desc.m > 0 && cols == config.col_tiles as usize
+    atom && whole && is_sliced(desc, slice) && cols == config.col_tiles as usize
+}
+
+/// Whether there is a product of 16-bit numbers whose scales are of whole slices.
+fn is_sliced(desc: &Matmul4bitDesc, slice: u32) -> bool {
+    let half = matches!(desc.dtype, DType::F16 | DType::BF16);
+    let (_, group) = desc.weight.groups();
+    half && desc.m > 0 && group.is_power_of_two() && group.is_multiple_of(slice as usize)
 }
 
 /// The launch with a configuration, if what it needs fits shared memory.
@@ -340,13 +343,8 @@ pub fn warpgroup_configs() -> Vec<WarpgroupConfig> {
 
 /// Whether warpgroups multiply what is described: products of 16 bits, whole chunks, and scales of whole slices.
 pub(super) fn suits_warpgroups(desc: &Matmul4bitDesc, target: Target, config: WarpgroupConfig) -> bool {
-    let half = matches!(desc.dtype, DType::F16 | DType::BF16);
-    let (_, group) = desc.weight.groups();
-    let sliced = desc.weight.k.is_multiple_of(CHUNK as usize)
-        && desc.weight.k > 0
-        && group.is_power_of_two()
-        && group.is_multiple_of(config.slice as usize);
-    half && target.sm == 90 && sliced && desc.m > 0
+    let whole = desc.weight.k > 0 && desc.weight.k.is_multiple_of(CHUNK as usize);
+    target.sm == 90 && whole && is_sliced(desc, config.slice)
 }
 
 /// The launch of warpgroups with a configuration.

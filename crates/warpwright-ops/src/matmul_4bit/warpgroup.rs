@@ -72,7 +72,7 @@ struct Tile<'k> {
 /// Stages of codes and of `x`.
 type Stages<'k> = (PipelineState<'k>, PipelineState<'k>);
 
-/// What a warpgroup has done before the products of a slice.
+/// The state of a warpgroup before the products of a slice.
 #[derive(Clone)]
 struct Ahead<'k> {
     /// The chunk that codes are loaded from, the stage of `x`, and the one before, which products may still read.
@@ -123,11 +123,8 @@ impl KernelDef for Warpgroup {
     type Args = WarpgroupArgs;
 
     fn spec(&self) -> KernelSpec {
-        let parts = if self.parts { "_parts" } else { "" };
-        let bias = if self.bias { "_bias" } else { "" };
-        let (groups, config) = (self.groups.name(), self.config.name());
-        let fine = if self.fine { "" } else { "_shared" };
-        let name = format!("matmul_4bit_{groups}_{}_{config}{fine}{bias}{parts}", self.dtype);
+        let ends = [self.fine, self.bias, self.parts];
+        let name = self.groups.product_name(self.dtype, &self.config.name(), ends);
         let y = if self.parts { DType::F32 } else { self.dtype };
         let dtypes = DTypes::NONE.with("bias", self.dtype).with("y", y);
         KernelSpec::new(name, BlockDim::x(self.config.threads()))
@@ -376,15 +373,10 @@ impl<'k> Block<'k> {
     fn load_scales(&self, groups: &[U32<'k>; 2], chunk: U32<'k>) -> Vec<Loaded<'k>> {
         let slices = CHUNK / self.kernel.config.slice;
         let firsts = groups.map(|first| chunk.mul_add(slices, first));
-        let of_slice = |slice: u32| {
-            firsts.map(|first| {
-                if self.kernel.fine {
-                    return self.decoder.load(first, slice);
-                }
-                self.decoder.load((first + slice) >> self.p.group_shift, 0)
-            })
-        };
-        (0..slices).flat_map(of_slice).collect()
+        let shift = (!self.kernel.fine).then_some(self.p.group_shift);
+        (0..slices)
+            .flat_map(|slice| firsts.map(|first| self.decoder.load_slice(first, slice, shift)))
+            .collect()
     }
 
     /// The words of codes of a slice of the chunk at `codes`: those of the lane's first row, then of the other.
