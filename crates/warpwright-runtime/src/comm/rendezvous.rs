@@ -113,7 +113,7 @@ impl Rendezvous {
         self.local_rank
     }
 
-    /// What rank 0 makes, on every rank.
+    /// The identity that rank 0 makes, on every rank.
     pub(super) fn share(
         &self,
         make: impl FnOnce() -> Result<[u8; ID_BYTES], Trouble>,
@@ -206,9 +206,7 @@ impl Rendezvous {
             }
             return Err(failure);
         }
-        let mut answer = MAGIC.to_vec();
-        answer.extend((self.size as u32).to_le_bytes());
-        answer.extend(id);
+        let answer = self.answer(id);
         for (rank, stream) in came.iter_mut().enumerate() {
             let Some(stream) = stream else { continue };
             let told = deadline.limit(stream).and_then(|()| stream.write_all(&answer));
@@ -297,6 +295,13 @@ impl Rendezvous {
         self.identity(&answer)
     }
 
+    /// The bytes that rank 0 answers with, or leaves in a file, with the identity.
+    fn answer(&self, id: &[u8; ID_BYTES]) -> Vec<u8> {
+        // Below 2^32: see `at`.
+        [&MAGIC, &(self.size as u32).to_le_bytes()[..], id].concat()
+    }
+
+    /// The identity in such an answer.
     fn identity(&self, answer: &[u8]) -> Result<[u8; ID_BYTES], CommFailure> {
         if answer.is_empty() {
             return Err(self.refuse("rank 0 has hung up"));
@@ -319,9 +324,7 @@ impl Rendezvous {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let write = || -> std::io::Result<()> {
             let mut file = tempfile::NamedTempFile::new_in(folder)?;
-            file.write_all(&MAGIC)?;
-            file.write_all(&(self.size as u32).to_le_bytes())?;
-            file.write_all(id)?;
+            file.write_all(&self.answer(id))?;
             file.as_file().sync_all()?;
             file.persist_noclobber(path)?;
             Ok(())

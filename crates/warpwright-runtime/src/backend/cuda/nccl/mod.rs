@@ -197,29 +197,13 @@ impl Nccl {
         // goes as bytes, whatever its type.
         unsafe {
             match call.kind {
-                Kind::AllReduce(reduction) => {
-                    let code = (api.all_reduce)(
-                        source,
-                        target,
-                        count,
-                        code_of(call.dtype),
-                        operation(reduction),
-                        comm,
-                        stream,
-                    );
-                    check("ncclAllReduce", code)
-                }
-                Kind::ReduceScatter(reduction) => {
-                    let code = (api.reduce_scatter)(
-                        source,
-                        target,
-                        count,
-                        code_of(call.dtype),
-                        operation(reduction),
-                        comm,
-                        stream,
-                    );
-                    check("ncclReduceScatter", code)
+                Kind::AllReduce(reduction) | Kind::ReduceScatter(reduction) => {
+                    let (name, reduce) = match call.kind {
+                        Kind::AllReduce(_) => ("ncclAllReduce", api.all_reduce),
+                        _ => ("ncclReduceScatter", api.reduce_scatter),
+                    };
+                    let (dtype, operation) = (code_of(call.dtype), operation(reduction));
+                    check(name, reduce(source, target, count, dtype, operation, comm, stream))
                 }
                 Kind::AllGather => {
                     check("ncclAllGather", (api.all_gather)(source, target, bytes, BYTES, comm, stream))
