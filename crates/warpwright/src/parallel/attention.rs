@@ -8,7 +8,7 @@ use warpwright_ptx::DType;
 use warpwright_runtime::comm::{Communicator, Group, Reduction};
 use warpwright_runtime::{Event, Stream, Tensor, TensorRef};
 
-use super::{converted, map_new, refused};
+use super::{into_dtype, map_new, refused};
 
 const OP: &str = "ContextParallel";
 
@@ -234,17 +234,15 @@ impl<'c> ContextParallel<'c> {
             let part = attention(stream, q, k, v, self.scores(share))?;
             match &mut merged {
                 None => {
-                    let o = converted(stream, part.o.as_ref(), part.lse.dtype())?;
-                    merged = Some(Merged { o, lse: part.lse });
+                    let AttentionOutput { o, lse } = part;
+                    merged = Some(Merged { o: into_dtype(stream, o, lse.dtype())?, lse });
                 }
                 Some(merged) => self.merge(stream, merged, &part, share)?,
             }
             Ok(())
         })?;
         match merged {
-            Some(Merged { o, lse }) => {
-                Ok(AttentionOutput { o: converted(stream, o.as_ref(), q.dtype())?, lse })
-            }
+            Some(Merged { o, lse }) => Ok(AttentionOutput { o: into_dtype(stream, o, q.dtype())?, lse }),
             None => Err(refused(OP, "ranks", "0".to_owned(), "1 or more")),
         }
     }
@@ -385,8 +383,8 @@ impl<'c> ContextParallel<'c> {
             }
             (None, None) => return Err(refused(OP, "ranks", "0".to_owned(), "1 or more")),
         };
-        let narrow = |x: &Tensor| converted(stream, x.as_ref(), q.dtype());
-        let (dq, dk, dv) = (narrow(&dq)?, narrow(&dk)?, narrow(&dv)?);
+        let narrow = |x: Tensor| into_dtype(stream, x, q.dtype());
+        let (dq, dk, dv) = (narrow(dq)?, narrow(dk)?, narrow(dv)?);
         Ok(AttentionGradients { dq, dk, dv, dbias: None, dsinks: None })
     }
 
@@ -464,7 +462,7 @@ fn check_saved(q: &Tensor, v: &Tensor, output: &AttentionOutput, dy: &Tensor) ->
     Ok(())
 }
 
-/// What one rank has given of what all have.
+/// The part that one rank has given of what all have.
 fn of_rank(all: &Tensor, rank: usize) -> Result<TensorRef<'_>, Error> {
     let shape = all.shape()[1..].to_vec();
     Ok(all.as_ref().narrow(0, rank, 1)?.reshape(&shape)?)

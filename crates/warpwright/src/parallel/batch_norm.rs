@@ -4,6 +4,7 @@ use warpwright_ops::batch_norm::{
     BatchNormOptions, Layout, RunningStatistics, batch_norm, batch_norm_inference,
     batch_norm_inference_backward,
 };
+use warpwright_ops::cast::cast;
 use warpwright_ops::elementwise::{Expr, Operand, map, map_into};
 use warpwright_ops::reduce::sum;
 use warpwright_ops::{Error, NormGradients, NormOutput};
@@ -11,7 +12,7 @@ use warpwright_ptx::DType;
 use warpwright_runtime::comm::{Communicator, Group, Reduction};
 use warpwright_runtime::{Stream, Tensor, TensorRef};
 
-use super::{converted, map_new, refused};
+use super::{into_dtype, map_new, refused};
 
 const OP: &str = "sync_batch_norm";
 
@@ -66,7 +67,7 @@ impl Channels {
 
 /// Weight, bias or running statistics in the type that batch norm computes in.
 fn widened(stream: &Stream, x: Option<&Tensor>, wide: DType) -> Result<Option<Tensor>, Error> {
-    x.map(|x| converted(stream, x.as_ref(), wide)).transpose()
+    x.map(|x| cast(stream, x, wide)).transpose()
 }
 
 /// Mean and sum of squared distances from it of each channel on this rank: zeros without values.
@@ -80,13 +81,7 @@ fn local_statistics(
     match of.count {
         0 => Ok([zeros()?, zeros()?]),
         1 => {
-            let mean = map_new(
-                stream,
-                [x.as_ref().reshape(&[of.channels])?],
-                (Expr::input(0), &[]),
-                of.wide,
-                &[of.channels],
-            )?;
+            let mean = cast(stream, x, of.wide)?.reshape(&[of.channels])?;
             Ok([mean, zeros()?])
         }
         count => {
@@ -245,8 +240,8 @@ pub fn sync_batch_norm_backward(
         let inputs = [g.as_ref(), x.as_ref(), scale?, mean?, shift?, slope?];
         map_new(stream, inputs, (dx, &[]), x.dtype(), x.shape())?
     };
-    let as_parameter = |given: Option<&Tensor>, gradient: &Tensor| {
-        given.map(|given| converted(stream, gradient.as_ref(), given.dtype())).transpose()
+    let as_parameter = |given: Option<&Tensor>, gradient: Tensor| {
+        given.map(|given| into_dtype(stream, gradient, given.dtype())).transpose()
     };
     let dresidual = match (options.relu && options.residual.is_some(), masked) {
         (true, None) => Some(Tensor::empty_on(stream, x.dtype(), x.shape())?),
@@ -254,8 +249,8 @@ pub fn sync_batch_norm_backward(
     };
     Ok(NormGradients {
         dx,
-        dweight: as_parameter(options.weight, &dweight)?,
-        dbias: as_parameter(options.bias, &dbias)?,
+        dweight: as_parameter(options.weight, dweight)?,
+        dbias: as_parameter(options.bias, dbias)?,
         dresidual,
     })
 }

@@ -21,6 +21,7 @@ mod data;
 mod linear;
 mod vocabulary;
 
+use warpwright_ops::cast::cast;
 use warpwright_ops::elementwise::{Expr, map_into};
 use warpwright_ops::{Error, NormGradients, PlanError};
 use warpwright_ptx::DType;
@@ -80,8 +81,7 @@ fn map_new<'a>(
     Ok(y)
 }
 
-/// The elements in the type that sums of them are formed in, and back.
-fn converted(stream: &Stream, x: TensorRef<'_>, dtype: DType) -> Result<Tensor, Error> {
-    let shape = x.shape().to_vec();
-    map_new(stream, [x], (Expr::input(0), &[]), dtype, &shape)
+/// A tensor of another type, such as that in which sums of its elements are formed; itself if it has the type.
+fn into_dtype(stream: &Stream, x: Tensor, dtype: DType) -> Result<Tensor, Error> {
+    if x.dtype() == dtype { Ok(x) } else { cast(stream, &x, dtype) }
 }

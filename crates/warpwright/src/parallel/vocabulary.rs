@@ -185,26 +185,22 @@ impl<'c> VocabularyShard<'c> {
         let found = number_.ge(Expr::constant(0.0)).where_(lse - nll, Expr::constant(0.0));
         let logit =
             map_new(stream, [number, own.lse.as_ref(), own.nll.as_ref()], (found, &[]), wide, &[rows])?;
-        let (all_lse, mut all_logits) = {
-            let shape = [self.comm.size(), rows];
-            let mut lse = Tensor::empty_on(stream, wide, &shape)?;
-            let mut logits = Tensor::empty_on(stream, wide, &shape)?;
-            let mut group = Group::new();
-            group.all_gather(&own.lse, &mut lse).all_gather(&logit, &mut logits);
-            self.comm.run(stream, group)?;
-            (lse, logits)
-        };
+        let gathered = || Tensor::empty_on(stream, wide, &[self.comm.size(), rows]);
+        let (mut all_lse, mut all_logits) = (gathered()?, gathered()?);
+        let mut group = Group::new();
+        group.all_gather(&own.lse, &mut all_lse).all_gather(&logit, &mut all_logits);
+        self.comm.run(stream, group)?;
         let largest = amax(stream, &all_lse, &[0], false)?;
         let [part, most] = Expr::inputs();
         let shares = map(stream, &[&all_lse, &largest], &(part - most).exp(), &[], wide)?;
         let share = sum(stream, &shares, &[0], false)?;
         let [most, share_] = Expr::inputs();
         let lse = map(stream, &[&largest, &share], &(most + share_.log()), &[], wide)?;
-        all_logits = sum(stream, &all_logits, &[0], false)?;
-        let [number_, lse_, logit] = Expr::inputs();
+        let logit = sum(stream, &all_logits, &[0], false)?;
+        let [number_, lse_, logit_] = Expr::inputs();
         // Only NaN differs from itself.
-        let loss = number_.eq_(&number_).where_(lse_ - logit, Expr::constant(0.0));
-        let loss = map_new(stream, [number, lse.as_ref(), all_logits.as_ref()], (loss, &[]), wide, &[rows])?;
+        let loss = number_.eq_(&number_).where_(lse_ - logit_, Expr::constant(0.0));
+        let loss = map_new(stream, [number, lse.as_ref(), logit.as_ref()], (loss, &[]), wide, &[rows])?;
         Ok(VocabularyLoss { loss, lse })
     }
 
