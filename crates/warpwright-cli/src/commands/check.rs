@@ -162,7 +162,8 @@ fn table(device: &Device, results: &[CaseResult], console: &mut Console) -> Resu
     Ok(())
 }
 
-fn verdict(count: usize, of: usize, failed: usize, until: &str, palette: Palette) -> String {
+/// Text on `count` of `of` cases, some of which failed, and on what ended them early.
+pub(super) fn verdict(count: usize, of: usize, failed: usize, until: &str, palette: Palette) -> String {
     let cases = if count < of { format!("{count} of {of} cases") } else { format!("{count} cases") };
     if failed > 0 {
         palette.error(&format!("{cases}, {failed} failed")).to_string()

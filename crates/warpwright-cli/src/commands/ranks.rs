@@ -9,7 +9,7 @@ use warpwright_runtime::comm::{CommOptions, Communicator, Rendezvous};
 use warpwright_runtime::{Device, EmulatorConfig, discover};
 use warpwright_testkit::ranks::{RankCase, RankResult, cases, run_case, run_one};
 
-use super::check::refuse_max_steps;
+use super::check::{refuse_max_steps, verdict};
 use crate::args::{CheckArgs, Launch};
 use crate::console::Console;
 use crate::error::{Error, Outcome};
@@ -139,12 +139,7 @@ fn threads(
     } else {
         table(&results, console)?;
         let seconds = started.elapsed().as_secs_f64();
-        let text = match failed {
-            0 => format!("{} cases, all within budget", results.len()),
-            failed => format!("{} cases, {failed} failed", results.len()),
-        };
-        let palette = console.palette();
-        let verdict = if failed == 0 { palette.good(&text) } else { palette.error(&text) }.to_string();
+        let verdict = verdict(results.len(), cases.len(), failed, "interrupted", console.palette());
         console.line(format_args!("\n{verdict} over {ranks} ranks on {on} in {seconds:.1} s"))?;
     }
     interrupt::check()?;
