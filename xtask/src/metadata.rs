@@ -15,7 +15,7 @@ pub(crate) struct Workspace {
     pub(crate) packages: Vec<Value>,
     nodes: Vec<Value>,
     members: Vec<Value>,
-    /// What is compiled for some platform, but for tests: name and version. Metadata has more, optional packages that a feature of the
+    /// Packages that are compiled for some platform, but for tests: name and version. Metadata has more, optional packages that a feature of the
     /// form `name?/feature` mentions.
     compiled: HashSet<(String, String)>,
 }

@@ -108,7 +108,7 @@ impl Call {
     }
 }
 
-/// What a call wrote: the first result has a gradient.
+/// The results of a call: the first result has a gradient.
 pub(crate) struct Results(std::vec::IntoIter<DispatchTensor>);
 
 impl Results {

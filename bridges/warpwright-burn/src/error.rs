@@ -85,7 +85,7 @@ pub enum Error {
         op: &'static str,
         /// The tensor.
         argument: &'static str,
-        /// What burn says.
+        /// Burn's own words.
         message: String,
     },
     /// The operation could not be planned or launched.

@@ -97,7 +97,7 @@ impl<B: Backend> ExtensionType<B> for Outcome<B> {
     }
 }
 
-/// What the kernels of a call read, by name.
+/// The inputs of the kernels of a call, by name.
 pub(crate) struct Inputs {
     named: Vec<(&'static str, Tensor)>,
     /// The names of those whose gradients will be asked for.
@@ -136,7 +136,7 @@ pub(crate) type Named = Vec<(&'static str, Tensor)>;
 /// The gradients of inputs from that of the first result.
 type GradientsOf = dyn Fn(&Stream, &Inputs, &Tensor) -> Result<Named, warpwright::Error> + Send + Sync;
 
-/// What kernels wrote, and how its gradients are computed.
+/// Results of kernels, and how their gradients are computed.
 pub(crate) struct Made {
     results: Vec<TensorData>,
     /// That of the first one as kernels have it.
@@ -144,7 +144,7 @@ pub(crate) struct Made {
     backward: Box<GradientsOf>,
 }
 
-/// What kernels wrote.
+/// Results of kernels.
 pub(crate) struct Written {
     results: Vec<TensorData>,
     shape: Vec<usize>,
@@ -182,7 +182,7 @@ pub(crate) struct Job {
     pub(crate) launch: Launch,
 }
 
-/// What the gradients of a call need. Clones share it.
+/// Inputs, results and kernels that the gradients of a call need. Clones share them.
 #[derive(Clone)]
 struct Recorded {
     op: &'static str,

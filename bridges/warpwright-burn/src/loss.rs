@@ -10,10 +10,10 @@ use crate::graph::Written;
 
 const OP: &str = "cross_entropy";
 
-/// What counts, and how losses are joined; the default is the mean over all rows.
+/// Which rows count, and how losses are joined; the default is the mean over all rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CrossEntropyOptions {
-    /// What becomes of the losses of the rows.
+    /// How the losses of the rows are joined.
     pub reduction: Reduction,
     /// Rows with this target do not count; the default is -100.
     pub ignore_index: i64,

@@ -34,7 +34,7 @@ pub struct RankCase {
     work: fn(&Rank<'_>) -> Result<(), Error>,
 }
 
-/// What came of a case.
+/// The outcome of a case.
 #[derive(Clone, Debug)]
 pub struct RankResult {
     /// The case.

@@ -173,7 +173,7 @@ fn shapes_that_cannot_be_split_are_refused() {
     assert_eq!(ContextParallel::positions(8, 1, 2, false), [4, 5, 6, 7]);
 }
 
-/// What every rank returns.
+/// The results of all ranks.
 fn on_each<T: Send>(
     size: usize,
     work: impl Fn(&Communicator, &Stream) -> Result<T, warpwright::Error> + Sync,

@@ -1,4 +1,4 @@
-//! What a subscriber is told of a plan, a compilation and launches.
+//! Events that a subscriber sees of a plan, a compilation and launches.
 
 use std::collections::BTreeMap;
 use std::fmt;

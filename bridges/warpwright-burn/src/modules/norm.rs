@@ -42,7 +42,7 @@ fn ones_and_zeros(len: usize, device: &Device) -> (Param<Tensor<1>>, Param<Tenso
 pub struct RmsNorm {
     /// The factors, `[d_model]`.
     pub gamma: Param<Tensor<1>>,
-    /// What is added to the mean of the squares.
+    /// The number that is added to the mean of the squares.
     pub epsilon: f64,
 }
 
@@ -76,7 +76,7 @@ pub struct GroupNorm {
     pub beta: Option<Param<Tensor<1>>>,
     /// The groups that the channels are divided into.
     pub num_groups: usize,
-    /// What is added to the variance.
+    /// The number that is added to the variance.
     pub epsilon: f64,
 }
 
@@ -121,7 +121,7 @@ pub struct BatchNorm {
     pub running_var: RunningState<Tensor<1>>,
     /// How far the running statistics go towards those of a batch.
     pub momentum: f64,
-    /// What is added to the variance.
+    /// The number that is added to the variance.
     pub epsilon: f64,
 }
 

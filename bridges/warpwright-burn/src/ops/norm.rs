@@ -122,7 +122,7 @@ fn batch_options(inputs: &Inputs, eps: f64) -> BatchNormOptions<'_> {
 
 const BATCH_NORM: &str = "batch_norm";
 
-/// What [`batch_norm_train`] computes.
+/// The results of [`batch_norm_train`].
 #[derive(Debug)]
 pub struct BatchNormTrain<const D: usize> {
     /// The normalized tensor, like `x`.

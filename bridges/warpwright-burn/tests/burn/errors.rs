@@ -47,7 +47,7 @@ fn shapes() {
     said(recurrent(Cell::Lstm, f32s([1, 5, 3]), weights(), options), "lstm: h0 is [2, 2], must be [1, 2]");
 }
 
-/// What kernels and plans refuse arrives as it is.
+/// Errors of kernels and plans arrive as they are.
 #[test]
 fn operations() {
     for failed in [

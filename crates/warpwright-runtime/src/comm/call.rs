@@ -78,7 +78,7 @@ impl Call {
     }
 }
 
-/// What ranks of one collective call must agree on.
+/// The part of a collective call that its ranks must agree on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Signature {
     pub(crate) kind: Kind,

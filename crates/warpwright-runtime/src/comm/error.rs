@@ -1,4 +1,4 @@
-//! What goes wrong between ranks, as data.
+//! Failures between ranks, as data.
 
 use std::fmt;
 use std::path::PathBuf;

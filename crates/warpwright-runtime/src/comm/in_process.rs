@@ -75,7 +75,7 @@ impl fmt::Debug for InProcess {
     }
 }
 
-/// What a call has yet to wait for.
+/// The event that a call has yet to wait for.
 enum Pending {
     Round(u64),
     Received { from: usize },

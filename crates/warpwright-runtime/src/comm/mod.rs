@@ -124,7 +124,7 @@ impl Default for CommOptions {
     }
 }
 
-/// What connects two GPUs, as the driver tells.
+/// The link between two GPUs, as the driver tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PeerLink {

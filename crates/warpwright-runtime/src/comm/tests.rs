@@ -15,7 +15,7 @@ fn ranks(size: usize, timeout: Duration) -> Vec<Communicator> {
     Communicator::local(&devices, CommOptions { timeout }).expect("different emulators")
 }
 
-/// What each rank returns, in the order of the ranks.
+/// The results of the ranks, in their order.
 fn run<T: Send>(size: usize, timeout: Duration, work: impl Fn(Communicator, Stream) -> T + Sync) -> Vec<T> {
     let work = &work;
     thread::scope(|scope| {

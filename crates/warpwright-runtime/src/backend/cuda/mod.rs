@@ -92,7 +92,7 @@ pub(crate) fn device_of_address(address: u64) -> Result<u32> {
     Ok(driver::device_of_address(address).map_err(driver_error)?.unsigned_abs())
 }
 
-/// What connects the devices that the driver sees, for each pair in both directions; nothing without a driver.
+/// The links between the devices that the driver sees, for each pair in both directions; nothing without a driver.
 ///
 /// # Errors
 /// [`Error::Driver`].
