@@ -123,6 +123,8 @@ fn count<O: Operation>(plan: &Plan<O>) -> Counters {
     let config = EmulatorConfig {
         target: TARGET,
         counters: true,
+        // Of blocks that poll what others write, another worker would change how often.
+        threads: 1,
         on_finding: OnFinding::Fail,
         ..EmulatorConfig::default()
     };
