@@ -25,6 +25,7 @@
 //! | [`mod@cast`] | elements in another type | f32, f64, f16, bf16 |
 //! | [`mod@conv`] | convolutions over one to three dimensions, with bias and activation, and their gradients; channels first and last | f32, f64, f16, bf16 |
 //! | [`mod@causal_conv1d`] | causal depthwise convolution along time with 2 to 4 taps, its gradients, and steps | f32, f64, f16, bf16 |
+//! | [`mod@copy`] | permute, cat, split | every type |
 //! | [`mod@elementwise`] | expressions of up to six tensors with broadcasting in one launch; dropout | f32, f64, f16, bf16, masks of u8 |
 //! | [`gemm`] | products of matrices, one or a batch, with bias and activation | f32, f64, f16, bf16 |
 //! | [`scaled_gemm`] | products of e4m3, e5m2 (from sm_89 on) or int8 matrices with scales, with bias and activation; int8 to i32 | f32, f16, bf16 |
@@ -56,6 +57,7 @@ pub mod cast;
 pub mod catalogue;
 pub mod causal_conv1d;
 pub mod conv;
+pub mod copy;
 pub mod cross_entropy;
 mod dropout;
 pub mod elementwise;
@@ -101,6 +103,7 @@ pub(crate) const FAMILIES: &[&catalogue::Family] = &[
     &quantize::samples::FAMILY,
     &quantize8::samples::FAMILY,
     &conv::samples::FAMILY,
+    &copy::samples::FAMILY,
     &elementwise::samples::FAMILY,
     &gemm::samples::FAMILY,
     &scaled_gemm::samples::FAMILY,

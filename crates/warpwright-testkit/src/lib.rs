@@ -15,6 +15,7 @@ mod case;
 mod cast;
 mod causal_conv1d;
 mod conv;
+mod copy;
 mod cross_entropy;
 mod elementwise;
 mod embedding;
@@ -91,6 +92,7 @@ const FAMILIES: &[fn(Scope) -> Vec<Case>] = &[
     grouped_gemm::cases,
     matmul_4bit::cases,
     conv::cases,
+    copy::cases,
     elementwise::cases,
     gemm::cases,
     group_norm::cases,

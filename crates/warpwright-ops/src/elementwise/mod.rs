@@ -34,7 +34,7 @@ mod parse;
 pub mod reference;
 pub(crate) mod samples;
 pub mod tuning;
-mod walk;
+pub(crate) mod walk;
 
 use warpwright_dsl::divide::DivisorArgs;
 use warpwright_dsl::{In, KernelArgs, Out};
@@ -131,7 +131,7 @@ impl Operation for ElementwiseDesc {
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         let tensors = self.check()?;
         let views: Vec<_> = INPUTS.into_iter().zip(self.inputs.iter().map(|input| input.view)).collect();
-        let walk = Walk::new(&self.shape, &views)?;
+        let walk = Walk::new(OP, &self.shape, &views)?;
         let readings = walk.readings();
         let side_by_side = |reading| matches!(reading, Reading::Contiguous | Reading::Row);
         let inputs: Vec<_> = self.inputs.iter().map(|input| input.dtype).zip(readings).collect();

@@ -7,7 +7,7 @@ use crate::PlanError;
 use crate::plan::View;
 
 /// Dimensions outside of the innermost one that kernels walk.
-pub(super) const MAX_OUTER: usize = 4;
+pub(crate) const MAX_OUTER: usize = 4;
 
 /// How a thread finds the elements of an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -72,10 +72,15 @@ pub fn broadcast_shape<'s>(shapes: impl IntoIterator<Item = &'s [usize]>) -> Res
 const BROADCASTABLE: &str = "the same from the last dimension on, or 1, or absent";
 
 /// Strides of an input along the dimensions of the outputs.
-fn broadcast_strides(name: &'static str, view: &View, shape: &[usize]) -> Result<Vec<i64>, PlanError> {
+fn broadcast_strides(
+    op: &'static str,
+    name: &'static str,
+    view: &View,
+    shape: &[usize],
+) -> Result<Vec<i64>, PlanError> {
     let refused = || {
         let got = format!("{:?} for outputs of {shape:?}", view.shape());
-        PlanError::refused(OP, name, got, BROADCASTABLE)
+        PlanError::refused(op, name, got, BROADCASTABLE)
     };
     let missing = shape.len().checked_sub(view.shape().len()).ok_or_else(refused)?;
     let mut strides = vec![0; missing];
@@ -92,28 +97,32 @@ fn broadcast_strides(name: &'static str, view: &View, shape: &[usize]) -> Result
 /// The dimensions that a launch walks, outermost first, and the strides of each input along them. Dimensions that lie behind each
 /// other in every tensor are one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Walk {
-    pub(super) extents: Vec<usize>,
-    pub(super) strides: Vec<Vec<i64>>,
+pub(crate) struct Walk {
+    pub(crate) extents: Vec<usize>,
+    pub(crate) strides: Vec<Vec<i64>>,
 }
 
 impl Walk {
-    /// That of outputs of `shape` and of inputs with names.
-    pub(super) fn new(shape: &[usize], inputs: &[(&'static str, View)]) -> Result<Self, PlanError> {
+    /// That of outputs of `shape` and of inputs with names, for the operation `op`.
+    pub(crate) fn new(
+        op: &'static str,
+        shape: &[usize],
+        inputs: &[(&'static str, View)],
+    ) -> Result<Self, PlanError> {
         if shape.len() > MAX_RANK {
             let got = format!("{} dimensions", shape.len());
-            return Err(PlanError::refused(OP, "shape", got, "of at most 8 dimensions"));
+            return Err(PlanError::refused(op, "shape", got, "of at most 8 dimensions"));
         }
         let strides = inputs
             .iter()
-            .map(|(name, view)| broadcast_strides(name, view, shape))
+            .map(|(name, view)| broadcast_strides(op, name, view, shape))
             .collect::<Result<_, _>>()?;
         let walk = Self { extents: shape.to_vec(), strides }.merged();
         let outer = walk.extents.len() - 1;
         if outer > MAX_OUTER {
             let expected = "one that is walked along at most 5 dimensions, neighbors that lie behind each other in every \
                             tensor being one";
-            return Err(PlanError::refused(OP, "shape", format!("{shape:?}"), expected));
+            return Err(PlanError::refused(op, "shape", format!("{shape:?}"), expected));
         }
         Ok(walk)
     }
@@ -143,7 +152,7 @@ impl Walk {
     }
 
     /// Elements of the innermost dimension.
-    pub(super) fn inner(&self) -> usize {
+    pub(crate) fn inner(&self) -> usize {
         self.extents.last().copied().unwrap_or(1)
     }
 
@@ -177,7 +186,7 @@ impl Walk {
     }
 
     /// Parts of at most `most` vectors of `width` elements, in order.
-    pub(super) fn parts(&self, width: u32, most: u64) -> Vec<Part> {
+    pub(crate) fn parts(&self, width: u32, most: u64) -> Vec<Part> {
         let mut parts = Vec::new();
         let whole = Part { extents: self.extents.clone(), first: 0, offsets: vec![0; self.strides.len()] };
         self.divide(whole, width, most.max(1), &mut parts);
@@ -210,12 +219,12 @@ impl Walk {
 
 /// A part of a walk that one launch has.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Part {
-    pub(super) extents: Vec<usize>,
+pub(crate) struct Part {
+    pub(crate) extents: Vec<usize>,
     /// The number of its first element among those of an output.
-    pub(super) first: u64,
+    pub(crate) first: u64,
     /// Elements of each input before its first.
-    pub(super) offsets: Vec<i64>,
+    pub(crate) offsets: Vec<i64>,
 }
 
 #[cfg(test)]
@@ -225,13 +234,13 @@ mod tests {
     fn walk(shape: &[usize], inputs: &[(&[usize], &[i64])]) -> Walk {
         let views: Vec<_> =
             inputs.iter().map(|(shape, strides)| ("x", View::new(shape, strides).expect("a view"))).collect();
-        Walk::new(shape, &views).expect("a walk")
+        Walk::new(OP, shape, &views).expect("a walk")
     }
 
     fn contiguous(shape: &[usize], inputs: &[&[usize]]) -> Walk {
         let views: Vec<_> =
             inputs.iter().map(|shape| ("x", View::contiguous(shape).expect("rank"))).collect();
-        Walk::new(shape, &views).expect("a walk")
+        Walk::new(OP, shape, &views).expect("a walk")
     }
 
     #[test]
@@ -275,11 +284,11 @@ mod tests {
     #[test]
     fn too_many_dimensions_have_no_walk() {
         let views = [("x0", View::contiguous(&[2, 1, 2, 1, 2, 1]).expect("rank"))];
-        let error = Walk::new(&[2, 3, 2, 3, 2, 3], &views).expect_err("six dimensions").to_string();
+        let error = Walk::new(OP, &[2, 3, 2, 3, 2, 3], &views).expect_err("six dimensions").to_string();
         assert!(error.contains("at most 5 dimensions"), "{error}");
         let views = [("x0", View::contiguous(&[2, 1, 2, 1, 2]).expect("rank"))];
-        assert_eq!(Walk::new(&[2, 3, 2, 3, 2], &views).expect("five dimensions").extents.len(), 5);
-        let error = Walk::new(&[4, 3], &[("x1", View::contiguous(&[2, 3]).expect("rank"))]);
+        assert_eq!(Walk::new(OP, &[2, 3, 2, 3, 2], &views).expect("five dimensions").extents.len(), 5);
+        let error = Walk::new(OP, &[4, 3], &[("x1", View::contiguous(&[2, 3]).expect("rank"))]);
         let error = error.expect_err("2 and 4").to_string();
         assert!(error.starts_with("elementwise: x1 is [2, 3] for outputs of [4, 3]"), "{error}");
     }

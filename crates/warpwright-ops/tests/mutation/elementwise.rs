@@ -5,6 +5,7 @@ use warpwright_ops::activation::{
     Activation, ActivationBackwardDesc, ActivationDesc, GatedActivation, GatedBackwardDesc,
 };
 use warpwright_ops::cast::CastDesc;
+use warpwright_ops::copy::{CatDesc, PermuteDesc};
 use warpwright_ops::elementwise::{ElementwiseDesc, Expr, InputDesc};
 use warpwright_ops::plan::View;
 use warpwright_ops::quantize::{DequantizeDesc, NibbleOrder, QuantizeDesc, Scheme};
@@ -101,6 +102,33 @@ fn shifted_bounds_of_conversions_are_noticed() {
     for (from, to) in [(DType::F32, DType::BF16), (DType::F16, DType::BF16), (DType::F64, DType::F32)] {
         check(&ELEMENTWISE, |len| CastDesc { from, to, len }.plan(TARGET).expect("plan"));
     }
+}
+
+#[test]
+fn defects_of_copies_are_noticed() {
+    let permuted = |dtype, shape: &[usize], axes: &[usize]| {
+        let x = View::contiguous(shape).expect("rank");
+        PermuteDesc { dtype, x, axes: axes.to_vec() }.plan(TARGET).expect("plan")
+    };
+    let sweep = Sweep { by_line: true, ..Sweep::new(grouped) };
+    // Around a tile in both directions, with ends in each of its rounds.
+    let sides: Vec<[usize; 2]> = [2, 8, 10, 16, 30, 62, 64, 66, 130].map(|n| [n, 70]).to_vec();
+    let sides = [sides.clone(), sides.into_iter().map(|[a, b]| [b, a]).collect()].concat();
+    for dtype in [DType::BF16, DType::F32, DType::F64] {
+        let all: Vec<usize> = (0..sides.len()).collect();
+        let tiles = |i: usize| permuted(dtype, &[2, sides[i][0], sides[i][1]], &[0, 2, 1]);
+        sweep.check(&plans(&all, tiles));
+    }
+    // Odd sides, which are turned one by one, and few of one dimension.
+    let odd: Vec<[usize; 2]> = [3, 5, 7, 9, 17, 33, 63, 65].map(|n| [n, 513]).to_vec();
+    let odd = [odd.clone(), odd.into_iter().map(|[a, b]| [b, a]).collect()].concat();
+    let all: Vec<usize> = (0..odd.len()).collect();
+    sweep.check(&plans(&all, |i| permuted(DType::F16, &odd[i], &[1, 0])));
+    let rows: Vec<usize> = vec![1, 2, 3, 5, 8, 31, 64, 257];
+    sweep.check(&plans(&rows, |n| permuted(DType::BF16, &[3, 2, n, 8], &[2, 1, 0, 3])));
+    sweep.check(&plans(&rows, |n| {
+        CatDesc { dtype: DType::F32, outer: n, lens: vec![4, 12, 3] }.plan(TARGET).expect("plan")
+    }));
 }
 
 #[test]

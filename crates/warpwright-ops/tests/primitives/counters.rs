@@ -19,6 +19,7 @@ use warpwright_ops::causal_conv1d::{
     CausalConv1d, CausalConv1dBackwardDesc, CausalConv1dDesc, CausalConv1dUpdateDesc,
 };
 use warpwright_ops::conv::{Axis, Conv, ConvBackwardDesc, ConvDesc};
+use warpwright_ops::copy::{CatDesc, PermuteDesc, SplitDesc};
 use warpwright_ops::cross_entropy::{CrossEntropyBackwardDesc, CrossEntropyDesc};
 use warpwright_ops::elementwise::{ElementwiseDesc, Expr, InputDesc};
 use warpwright_ops::embedding::{EmbeddingBackwardDesc, EmbeddingDesc};
@@ -105,8 +106,9 @@ const GATHERS: [&str; 32] = [
     "matmul_4bit_mxfp4 backward",
 ];
 
-/// Products of transposed matrices of few columns, whose small tiles meet some banks twice.
-const TRANSPOSED: [&str; 6] = [
+/// Products of transposed matrices of few columns, whose small tiles meet some banks twice, and a copy of such a matrix.
+const TRANSPOSED: [&str; 7] = [
+    "permute few columns forward",
     "lstm backward",
     "gru backward",
     "rnn backward",
@@ -185,6 +187,7 @@ fn every_primitive() -> Vec<(String, Counters)> {
     batch_norm(&mut add);
     let conversion = CastDesc { from: dtype, to: DType::BF16, len }.plan(TARGET).expect("plan");
     add(conversion.op(), "forward", count(&conversion));
+    copies(&mut add);
     causal_conv1d(&mut add);
     for (format, scaling) in Format::ALL.into_iter().zip(SCALINGS) {
         let problem = Problem { format, scaling, dtype, rows: 16, cols: LEN / 16 };
@@ -492,6 +495,23 @@ fn optimizers(add: &mut dyn FnMut(&str, &str, Counters)) {
 }
 
 /// Training with channels first, inference with channels last.
+fn copies(add: &mut dyn FnMut(&str, &str, Counters)) {
+    let permuted = |dtype, shape: &[usize], axes: &[usize]| {
+        let x = View::contiguous(shape).expect("rank");
+        count(&PermuteDesc { dtype, x, axes: axes.to_vec() }.plan(TARGET).expect("plan"))
+    };
+    let [rows, columns] = [128, LEN / 128];
+    for dtype in [DType::U8, DType::BF16, DType::F32, DType::F64] {
+        add(&format!("permute {dtype}"), "forward", permuted(dtype, &[rows, columns], &[1, 0]));
+    }
+    add("permute few columns", "forward", permuted(DTYPE, &[LEN / 4, 4], &[1, 0]));
+    add("permute few rows", "forward", permuted(DTYPE, &[4, LEN / 4], &[1, 0]));
+    add("permute rows", "forward", permuted(DTYPE, &[4, 4, LEN / 16], &[1, 0, 2]));
+    let cat = CatDesc { dtype: DTYPE, outer: rows, lens: vec![columns / 2; 2] };
+    add("cat", "forward", count(&cat.plan(TARGET).expect("plan")));
+    add("split", "forward", count(&SplitDesc { cat }.plan(TARGET).expect("plan")));
+}
+
 fn causal_conv1d(add: &mut dyn FnMut(&str, &str, Counters)) {
     let whole = CausalConv1d {
         dtype: DTYPE,
@@ -547,8 +567,8 @@ fn line(name: &str, c: &Counters) -> String {
 #[test]
 fn counters_are_as_recorded_and_traffic_is_dense() {
     let all = every_primitive();
-    // Attention of few queries is another kernel, and so are gradients in one sweep.
-    assert_eq!(all.len(), catalogue().len() + 2, "every primitive of the catalogue is counted");
+    // Attention of few queries is another kernel, and so are gradients in one sweep and the tiles that copies turn.
+    assert_eq!(all.len(), catalogue().len() + 2 + 6, "every primitive of the catalogue is counted");
     for (name, c) in &all {
         let (sectors, ideal) = (c.global_sectors(), c.ideal_global_sectors());
         let dense = 50 * (sectors - ideal) <= ideal;

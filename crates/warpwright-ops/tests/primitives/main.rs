@@ -8,6 +8,7 @@ mod batch_norm;
 mod cast;
 mod causal_conv1d;
 mod conv;
+mod copy;
 mod counters;
 mod cuda;
 mod elementwise;
