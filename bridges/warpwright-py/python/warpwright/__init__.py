@@ -22,6 +22,7 @@ from ._errors import (
     OutOfMemoryError,
     ParameterError,
     PtxError,
+    RankError,
     ShapeError,
 )
 from ._native import (
@@ -159,6 +160,7 @@ __all__ = [
     "OutOfMemoryError",
     "ParameterError",
     "PtxError",
+    "RankError",
     "Remark",
     "Run",
     "ShapeError",

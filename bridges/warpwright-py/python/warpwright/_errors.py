@@ -50,6 +50,15 @@ class ParameterError(Error, ValueError):
     """A number or name that the operation has no meaning for."""
 
 
+class RankError(ParameterError):
+    """Processes that call an operation together give it arguments that do not go together; rank: the process of the group whose
+    argument differs from that of rank 0."""
+
+    def __init__(self, message: str = "", *, rank: int | None = None, **data: Any) -> None:
+        super().__init__(message, **data)
+        self.rank = rank
+
+
 class ArgumentError(Error, TypeError):
     """An argument is of the wrong kind, missing, or given where there is none."""
 

@@ -8,10 +8,10 @@ PyTorch's. Tensors on the CPU run in the emulator.
     >>> x = torch.randn(4, 8, requires_grad=True)
     >>> wt.silu(x).sum().backward()
 
-`warpwright.torch.nn` has the modules, `warpwright.torch.optim` the optimizers.
+`warpwright.torch.nn` has the modules, `warpwright.torch.optim` the optimizers, `warpwright.torch.parallel` what several GPUs compute together.
 """
 
-from . import nn, optim
+from . import nn, optim, parallel
 from ._attention import attention, attention_qkvpacked, scaled_dot_product_attention
 from ._batch import batch_norm
 from ._causal_conv import causal_conv1d, causal_conv1d_update
@@ -135,6 +135,7 @@ __all__ = [
     "mean",
     "nn",
     "optim",
+    "parallel",
     "patch",
     "quantize_fp4",
     "quantize_int4",

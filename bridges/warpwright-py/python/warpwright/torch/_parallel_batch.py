@@ -1,0 +1,224 @@
+"""Batch norm with the statistics of the batches of all ranks; `warpwright.torch.parallel` has it for users."""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Tuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
+
+from .. import _native
+from .._errors import misshapen, refused
+from . import _batch
+from ._parallel_group import Ranks, described
+from ._patch_modules import Replaced
+from .nn import _BatchNorm as _Ours
+
+_OP = "sync_batch_norm"
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    """The type of statistics."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _values(x: Tensor) -> int:
+    """How many values of a channel there are here."""
+    return x.numel() // x.shape[1]
+
+
+def _local(x: Tensor) -> Tensor:
+    """Means, sums of squared distances from them, and the number of values, of this rank, in one piece."""
+    channels, count, dtype = x.shape[1], _values(x), _wide(x)
+    if count > 1:
+        # A spread without eps says the sum of squares, down to 0.
+        _, mean, rstd = _native.batch_norm(x, training=True, eps=0.0, statistics=True)
+        return torch.cat((mean, count / rstd.square(), mean.new_full((1,), count)))
+    found = torch.zeros(2 * channels + 1, dtype=dtype, device=x.device)
+    if count:
+        found[:channels], found[-1] = x.reshape(channels), 1
+    return found
+
+
+def _merge(of_ranks: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+    """Mean, sum of squared distances from it, and number of values of all ranks from those of each (Chan, Golub and LeVeque 1979), in the same
+    order on every rank."""
+    channels = of_ranks.shape[1] // 2
+    means, spreads, counts = of_ranks.split((channels, channels, 1), 1)
+    count = counts.sum()
+    # Without any value nothing is divided by.
+    mean = (means * counts).sum(0) / count.clamp(min=1)
+    return mean, torch.addcmul(spreads, counts, (means - mean).square()).sum(0), count
+
+
+def _move(running: Optional[Tensor], new: Tensor, momentum: float, count: Tensor) -> None:
+    """Moves running statistics towards those of a batch; those of one value or none say nothing of a variance."""
+    if running is not None:
+        moved = torch.lerp(running.to(new.dtype), new, momentum)
+        running.copy_(torch.where(count > 1, moved, running.to(new.dtype)))
+
+
+class _SyncBatchNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Any, bias: Any, running: Any, momentum: float, eps: float, ranks: Ranks
+    ) -> Tensor:
+        local = _local(x)
+        of_ranks = local.new_empty((ranks.size, local.numel()))
+        dist.all_gather_into_tensor(of_ranks.view(-1), local, group=ranks.group)
+        mean, spread, count = _merge(of_ranks)
+        var = spread / count.clamp(min=1)
+        _move(running[0], mean, momentum, count)
+        _move(running[1], spread / (count - 1).clamp(min=1), momentum, count)
+        ctx.save_for_backward(x, weight, mean, var, count)
+        ctx.ranks, ctx.eps, ctx.of_bias = ranks, eps, None if bias is None else bias.dtype
+        if not _values(x):
+            return torch.empty_like(x)
+        affine = (None if p is None else p.to(mean.dtype) for p in (weight, bias))
+        return _native.batch_norm(x, mean, var, *affine, False, 0.0, eps)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        x, weight, mean, var, count = ctx.saved_tensors
+        ones = torch.ones_like(mean)
+        # Of dy, and of dy times the normalised x.
+        sums = torch.zeros((2, len(mean)), dtype=mean.dtype, device=mean.device)
+        if _values(x):
+            _, of_weight, of_bias, *_ = _native.batch_norm_inference_backward(
+                x, dy, mean, var, ones, torch.zeros_like(mean), ctx.eps
+            )
+            sums[0], sums[1] = of_bias, of_weight
+        of_x, of_weight, of_bias = ctx.needs_input_grad[:3]
+        # Those of the parameters are of this rank, as of other layers.
+        dweight = sums[1].to(weight.dtype, copy=True) if of_weight else None
+        dbias = sums[0].to(ctx.of_bias, copy=True) if of_bias else None
+        dx = None
+        if of_x:
+            ctx.ranks.all_reduce(sums)
+            dx = _dx(x, dy, ones if weight is None else weight.to(mean.dtype), mean, var, sums, count, ctx.eps)
+        return dx, dweight, dbias, None, None, None, None
+
+
+def _dx(
+    x: Tensor, dy: Tensor, weight: Tensor, mean: Tensor, var: Tensor, sums: Tensor, count: Tensor, eps: float
+) -> Tensor:
+    """The gradient of `x` from the sums over all ranks."""
+    if not _values(x):
+        return torch.empty_like(x)
+    rstd = (var + eps).rsqrt()
+    shift, slope = sums / count
+    vectors = [weight * rstd, mean, shift, slope * rstd]
+    expr = "mul(x2, sub(sub(x0, x4), mul(sub(x1, x3), x5)))"
+    if not x.is_contiguous() and x.dim() > 2 and x.movedim(1, -1).is_contiguous():
+        dx = _native.elementwise(expr, dy.movedim(1, -1), x.movedim(1, -1), *vectors, dtype=x.dtype)
+        return dx.movedim(-1, 1)
+    beside = (len(mean), *[1] * (x.dim() - 2))
+    return _native.elementwise(expr, dy, x, *(v.view(beside) for v in vectors), dtype=x.dtype)
+
+
+@torch.compiler.disable
+def sync_batch_norm(
+    x: Tensor,
+    running_mean: Optional[Tensor] = None,
+    running_var: Optional[Tensor] = None,
+    weight: Optional[Tensor] = None,
+    bias: Optional[Tensor] = None,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    *,
+    process_group: Any = None,
+) -> Tensor:
+    """`warpwright.torch.batch_norm` in training, with the statistics of the batches of all ranks of a process group.
+
+    x: [N, C, ...] of float32, float64, float16 or bfloat16, in any memory format; N may differ from rank to rank and be 0. weight, bias, running_mean
+    and running_var: [C], of the dtype of x or float32. The result is like x. Means, sums of squared distances from them, and counts of all ranks
+    are merged exactly (Chan, Golub and LeVeque 1979), to the same bits on every rank: one all_gather of 2 C + 1 numbers, and in the backward pass one
+    all_reduce of 2 C. Running statistics move towards those of all ranks, and stay where these have one value of a channel or none.
+
+    Differentiable in x, weight and bias. Gradients of weight and bias are those of this rank's values, which data parallelism averages as it does
+    others. Raises `ShapeError`, `DtypeError`, `ParameterError`, and on every rank `RankError` if ranks have different channels or dtypes.
+    """
+    ranks = Ranks(_OP, process_group)
+    if x.dim() < 2 or x.shape[1] == 0:
+        raise misshapen(_OP, "x", x.shape, ("N", "C", "..."))
+    for argument, vector in (("running_mean", running_mean), ("running_var", running_var), ("weight", weight), ("bias", bias)):
+        if vector is not None and vector.shape != x.shape[1:2]:
+            raise misshapen(_OP, argument, vector.shape, x.shape[1:2])
+    if not eps > 0:
+        raise refused(_OP, "eps", eps, "more than 0")
+    if ranks.size == 1:
+        return _batch.batch_norm(x, running_mean, running_var, weight, bias, True, momentum, eps)
+    ranks.agree(x.device, x=described(x, 1), weight=described(weight), bias=described(bias))
+    return _SyncBatchNorm.apply(x, weight, bias, (running_mean, running_var), momentum, eps, ranks)
+
+
+class SyncBatchNorm(torch.nn.SyncBatchNorm):
+    """`torch.nn.SyncBatchNorm` over `warpwright.torch.parallel.sync_batch_norm`, on CPUs too; in eval mode, in a group of one, and without
+    torch.distributed as `warpwright.torch.nn.BatchNorm2d`."""
+
+    process_group: Any
+
+    def forward(self: Any, input: Tensor) -> Tensor:  # noqa: A002
+        if not (self.training and dist.is_available() and dist.is_initialized()):
+            return _Ours.forward(self, input)
+        momentum = 0.0 if self.momentum is None else self.momentum
+        if self.track_running_stats and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:
+                momentum = 1.0 / float(self.num_batches_tracked)
+        running = (self.running_mean, self.running_var) if self.track_running_stats else (None, None)
+        return sync_batch_norm(
+            input, *running, self.weight, self.bias, momentum, self.eps, process_group=self.process_group
+        )
+
+    @classmethod
+    def convert_sync_batchnorm(cls, module: torch.nn.Module, process_group: Any = None) -> torch.nn.Module:
+        """As `warpwright.torch.parallel.convert_sync_batchnorm`."""
+        return convert_sync_batchnorm(module, process_group)
+
+
+# What a batch norm does that is converted.
+_FORWARDS = (_BatchNorm.forward, _Ours.forward, torch.nn.SyncBatchNorm.forward, SyncBatchNorm.forward)
+
+
+def _why_not(module: Any) -> Optional[str]:
+    """What keeps a batch norm from being converted."""
+    if isinstance(module, _LazyNormBase):
+        return "a module that has seen no input yet"
+    cls = module._original if isinstance(module, Replaced) else type(module)
+    if cls.forward not in _FORWARDS or "forward" in module.__dict__:
+        return f"{cls.__name__} with a forward of its own"
+    return None
+
+
+def convert_sync_batchnorm(module: torch.nn.Module, process_group: Any = None) -> torch.nn.Module:
+    """A model with `SyncBatchNorm` in place of each batch norm: of `torch.nn`, `warpwright.torch.nn` and `torch.nn.SyncBatchNorm`, patched or not.
+
+    The model is changed and returned; a model that is itself a batch norm gives a new module. Parameters, buffers, their names, hooks and flags stay
+    the same objects. process_group: by default that of a `SyncBatchNorm` that is there, or all ranks. Of a patched model, `undo()` puts the other
+    modules back and leaves these. Raises `ParameterError`, before anything is changed, for a batch norm with a forward of its own.
+    """
+    for name, norm in module.named_modules():
+        why = _why_not(norm) if isinstance(norm, _BatchNorm) else None
+        if why is not None:
+            raise refused("convert_sync_batchnorm", f"module {name}".strip(), why, "a batch norm that normalises and nothing more")
+    made: dict = {}
+
+    def converted(found: Any) -> Any:
+        if not isinstance(found, _BatchNorm):
+            return found
+        if id(found) not in made:
+            made[id(found)] = new = SyncBatchNorm.__new__(SyncBatchNorm)
+            new.__dict__.update({name: value for name, value in found.__dict__.items() if name != "_warpwright"})
+            new.process_group = getattr(found, "process_group", None) if process_group is None else process_group
+        return made[id(found)]
+
+    for parent in list(module.modules()):
+        for name, child in parent._modules.items():
+            if child is not None:
+                parent._modules[name] = converted(child)
+    return converted(module)

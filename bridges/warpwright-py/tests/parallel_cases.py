@@ -1,0 +1,306 @@
+"""Cases of `warpwright.torch.parallel`, each run by all ranks of a group and held against one process with all the data, in float64.
+
+`test_parallel.py` starts the ranks on the CPU. On GPUs, one for each process:
+
+    torchrun --nproc-per-node 2 parallel_cases.py [--only batch]
+
+Each rank prints a line of JSON for each case that it has run, and leaves at the first that fails, so that others do not wait for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import datetime
+import json
+import os
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from typing import Any, Callable
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+import warpwright as ww
+import warpwright.torch as wt
+
+P = wt.parallel
+BUDGETS = {torch.float32: 3e-6, torch.float64: 1e-12, torch.float16: 1.5e-3, torch.bfloat16: 1.2e-2}
+CASES: dict[str, Callable[["Here"], None]] = {}
+# PyTorch's DistributedDataParallel takes no SyncBatchNorm on CPUs.
+ON_GPUS: dict[str, Callable[["Here"], None]] = {}
+# Of a group that a rank leaves alone on purpose.
+PATIENCE = datetime.timedelta(seconds=3)
+
+
+@dataclass
+class Here:
+    """A rank of a group."""
+
+    rank: int
+    size: int
+    group: Any
+    device: torch.device
+
+    def part(self, x: torch.Tensor, dim: int = 0) -> torch.Tensor:
+        """An even part of what every rank has."""
+        each = x.shape[dim] // self.size
+        return x.narrow(dim, self.rank * each, each)
+
+    def total(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().double().clone()
+        dist.all_reduce(x, group=self.group)
+        return x
+
+    def same(self, x: torch.Tensor) -> None:
+        """That a tensor has the same bits on all ranks."""
+        x = x.detach().contiguous()
+        everyone = x.new_empty((self.size, *x.shape))
+        dist.all_gather_into_tensor(everyone.view(-1), x.view(-1), group=self.group)
+        assert all(torch.equal(other, x) for other in everyone)
+
+
+def case(function: Callable[[Here], None]) -> Callable[[Here], None]:
+    CASES[function.__name__] = function
+    return function
+
+
+def close(got: torch.Tensor, exact: torch.Tensor, about: Any, factor: float = 1.0, scale: float = 0.0) -> None:
+    """Norm-wise; `scale`: what the error is a part of, if that is more than the result."""
+    assert got.shape == exact.shape, (got.shape, exact.shape, about)
+    error = float((got.detach().double() - exact.detach().double()).norm())
+    whole = max(float(exact.detach().double().norm()), scale)
+    assert error <= factor * BUDGETS[got.dtype] * max(whole, 1e-30), (error, whole, about)
+
+
+def leaf(x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return x.detach().to(dtype or x.dtype, copy=True).requires_grad_()
+
+
+def normal(*shape: int, here: Here, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Random numbers that are the same on all ranks."""
+    return torch.randn(shape, dtype=torch.float64).to(here.device, dtype)
+
+
+def laid(x: torch.Tensor, last: bool) -> torch.Tensor:
+    return x.movedim(1, -1).contiguous().movedim(-1, 1) if last else x.contiguous()
+
+
+# Samples of each rank by the number of ranks.
+BATCHES = {1: [[4]], 2: [[3, 2], [0, 4], [1, 1]], 3: [[2, 0, 3], [1, 1, 2]], 4: [[1, 3, 0, 2], [0, 0, 0, 3]]}
+
+
+def batch_norm_once(here: Here, batches: list[int], shape: Any, dtype: torch.dtype, last: bool, offset: float, affine: bool) -> None:
+    about = batches, shape, dtype, last, offset
+    channels, mixed = shape[0], dtype in (torch.float16, torch.bfloat16)
+    x = (normal(sum(batches), *shape, here=here) + offset).to(dtype)
+    dy = normal(sum(batches), *shape, here=here, dtype=dtype)
+    parameters = torch.float32 if mixed else dtype
+    weight, bias = (normal(channels, here=here, dtype=parameters) for _ in range(2))
+    running = [normal(channels, here=here, dtype=parameters), normal(channels, here=here, dtype=parameters).square()]
+
+    exact = [leaf(t, torch.float64) for t in (x, weight, bias)]
+    exact_running = [r.double() for r in running]
+    y = F.batch_norm(exact[0], *exact_running, *(exact[1:] if affine else (None, None)), True, 0.3, 1e-5)
+    y.backward(dy.double())
+
+    start = sum(batches[: here.rank])
+    own = slice(start, start + batches[here.rank])
+    mine = [leaf(laid(x[own], last)), leaf(weight), leaf(bias)]
+    ours = P.sync_batch_norm(mine[0], *running, *(mine[1:] if affine else (None, None)), 0.3, 1e-5, process_group=here.group)
+    ours.backward(laid(dy[own], last))
+    # Digits that an offset takes from x itself.
+    lost = 1.0 + abs(offset)
+    whole = float(y.detach().norm())
+    close(ours, y[own], ("y", *about), lost, whole)
+    close(mine[0].grad, exact[0].grad[own], ("dx", *about), lost, float(exact[0].grad.norm()) + float(dy.norm()))
+    assert ours.dtype == dtype
+    if len(x[own]) and x.dim() > 2:
+        assert ours.stride() == mine[0].stride() == mine[0].grad.stride(), about
+    if affine:
+        for name, at in (("dweight", 1), ("dbias", 2)):
+            got = here.total(mine[at].grad).to(parameters)
+            budget = lost * (BUDGETS[dtype] / BUDGETS[parameters])
+            close(got, exact[at].grad, (name, *about), budget, float(dy.norm()))
+    for name, got, reference in zip(("running_mean", "running_var"), running, exact_running):
+        close(got, reference, (name, *about), lost)
+        here.same(got)
+
+
+@case
+def batch_norm(here: Here) -> None:
+    plain = [(5, 3, 3), (5,), (3, 4), (2, 2, 2, 3)]
+    dtypes = [torch.float32, torch.bfloat16, torch.float64, torch.float16]
+    number = 0
+    for batches in BATCHES.get(here.size, [[2] * here.size]):
+        for shape in plain:
+            dtype = dtypes[number % 4]
+            batch_norm_once(here, batches, shape, dtype, number % 3 == 1, 0.0, number % 5 != 4)
+            number += 1
+    # Sums of squares would have no digit left.
+    batch_norm_once(here, BATCHES.get(here.size, [[2] * here.size])[0], (4, 3, 3), torch.float32, False, 300.0, True)
+
+
+@case
+def batch_norm_of_one_value(here: Here) -> None:
+    """One value of a channel on all ranks: running statistics stay, the result is the bias."""
+    if here.size == 1:
+        return
+    x = normal(1 if here.rank == here.size - 1 else 0, 3, here=here).requires_grad_()
+    mean, var, bias = torch.ones(3, device=here.device), torch.ones(3, device=here.device), normal(3, here=here)
+    y = P.sync_batch_norm(x, mean, var, None, bias, process_group=here.group)
+    y.sum().backward()
+    assert torch.equal(y, bias.expand_as(y)) and not x.grad.any()
+    assert torch.equal(mean, torch.ones_like(mean)) and torch.equal(var, torch.ones_like(var))
+
+
+@case
+def batch_norm_module(here: Here) -> None:
+    """A model as one process trains it, with the state dict of PyTorch's."""
+    for momentum, track in ((0.1, True), (None, True), (0.1, False)):
+        torch.manual_seed(3)
+        norm = torch.nn.BatchNorm2d(4, momentum=momentum, track_running_stats=track)
+        torch.nn.init.normal_(norm.weight)
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 2), norm, torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(16, 2))
+        model = model.to(here.device)
+        exact = copy.deepcopy(model).double()
+        ours = P.convert_sync_batchnorm(copy.deepcopy(model), here.group)
+        assert type(ours[1]) is P.SyncBatchNorm and ours.state_dict().keys() == model.state_dict().keys()
+        for step in range(2):
+            x = normal(2 * here.size, 3, 3, 3, here=here)
+            exact.zero_grad()
+            ours.zero_grad()
+            exact(x.double()).square().sum().backward()
+            ours(here.part(x)).square().sum().backward()
+            for (name, p), reference in zip(ours.named_parameters(), exact.parameters()):
+                close(here.total(p.grad).float(), reference.grad, (name, step), 3.0, 1.0)
+        for name, got in ours[1].named_buffers():
+            close(got.float(), dict(exact[1].named_buffers())[name], name)
+        other = torch.nn.SyncBatchNorm(4, momentum=momentum, track_running_stats=track).to(here.device)
+        other.load_state_dict(ours[1].state_dict())
+        x = normal(3, 3, 3, 3, here=here)
+        close(ours.eval()(x), exact.eval()(x.double()), "eval")
+
+
+def data_parallel(here: Here) -> None:
+    """Under DistributedDataParallel, which averages the gradients, and with autocast."""
+    torch.manual_seed(4)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(288, 2))
+    exact = copy.deepcopy(model).to(here.device).double()
+    ours = P.convert_sync_batchnorm(model, here.group).to(here.device).to(memory_format=torch.channels_last)
+    ours = torch.nn.parallel.DistributedDataParallel(ours, device_ids=[here.device.index], process_group=here.group)
+    x = normal(4 * here.size, 3, 8, 8, here=here)
+    exact(x.double()).square().mean().backward()
+    ours(here.part(x).to(memory_format=torch.channels_last)).square().mean().backward()
+    for (name, p), reference in zip(model.named_parameters(), exact.parameters()):
+        close(p.grad, reference.grad, name, 10.0, 1.0)
+    with torch.autocast("cuda", torch.bfloat16):
+        close(ours(here.part(x)).float(), here.part(exact(x.double())), "autocast", 1e4)
+
+
+ON_GPUS["data_parallel"] = data_parallel
+
+
+def refused(error: type, argument: str, call: Callable[[], Any]) -> Any:
+    try:
+        call()
+    except error as found:
+        assert found.argument == argument, found.argument
+        return found
+    raise AssertionError(f"not refused: {argument}")
+
+
+@case
+def ranks_that_differ(here: Here) -> None:
+    """Every rank gets the same error."""
+    if here.size == 1:
+        return
+    last = here.rank == here.size - 1
+
+    def expect(argument: str, call: Callable[[], Any], *parts: str) -> None:
+        error = refused(ww.RankError, argument, call)
+        assert error.rank == here.size - 1 and error.op in str(error), error
+        assert all(part in str(error) for part in parts), error
+
+    x = normal(2, 6 if last else 5, 3, here=here)
+    expect("x", lambda: P.sync_batch_norm(x, process_group=here.group), "[*, 6, *]", "[*, 5, *]", f"rank {here.size - 1}")
+    half = normal(2, 9, here=here, dtype=torch.float16 if last else torch.float32)
+    expect("x", lambda: P.sync_batch_norm(half, process_group=here.group), "float16", "float32")
+
+
+@case
+def refusals(here: Here) -> None:
+    """What a rank refuses by itself, before it waits for others."""
+    x, group = normal(2, 3, 4, here=here), here.group
+    refused(ww.ShapeError, "weight", lambda: P.sync_batch_norm(x, weight=x[0, 0], process_group=group))
+    refused(ww.ShapeError, "x", lambda: P.sync_batch_norm(x[0, 0], process_group=group))
+
+
+def left_alone(here: Here) -> None:
+    """A rank that fails before a call: the others get an error from the process group, and do not hang."""
+    x = normal(2, 11, here=here)
+    if here.rank == here.size - 1:
+        refused(ww.ShapeError, "weight", lambda: P.sync_batch_norm(x, weight=x[0, :1], process_group=here.group))
+        return
+    started = time.monotonic()
+    try:
+        P.sync_batch_norm(x, process_group=here.group)
+    except RuntimeError:
+        assert time.monotonic() - started < 5 * PATIENCE.total_seconds()
+        return
+    raise AssertionError("a rank was missing")
+
+
+def attempt(name: str, function: Callable[[Here], None], here: Here) -> bool:
+    error, started = None, time.monotonic()
+    torch.manual_seed(1)
+    try:
+        function(here)
+        if here.device.type == "cuda":
+            torch.cuda.synchronize()
+    except BaseException:
+        error = traceback.format_exc()
+    seconds = round(time.monotonic() - started, 2)
+    line = {"case": name, "ranks": here.size, "rank": here.rank, "seconds": seconds, "error": error}
+    # In one piece, because ranks may share what they write to.
+    print(json.dumps(line) + "\n", end="", flush=True)
+    return error is None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="cases whose name has this in it")
+    parser.add_argument("--meet", default="env://", help="where the processes meet")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    on_gpus = torch.cuda.device_count() >= world
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank))) if on_gpus else torch.device("cpu")
+    if on_gpus:
+        torch.cuda.set_device(device)
+    patience = datetime.timedelta(seconds=60)
+    dist.init_process_group("nccl" if on_gpus else "gloo", init_method=options.meet, rank=rank, world_size=world, timeout=patience)
+    groups = {size: dist.new_group(list(range(size)), timeout=patience) for size in range(1, world + 1)}
+    impatient = None if on_gpus else dist.new_group(list(range(world)), timeout=PATIENCE)
+    for size, group in groups.items():
+        for name, function in {**CASES, **(ON_GPUS if on_gpus else {})}.items():
+            if rank < size and options.only in name and not attempt(name, function, Here(rank, size, group, device)):
+                return 1
+    # Through NCCL a time-out ends the process.
+    if impatient is not None and world > 1 and options.only in "left_alone":
+        if not attempt("left_alone", left_alone, Here(rank, world, impatient, device)):
+            return 1
+    dist.barrier()
+    dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    # Threads of a group that has failed are not waited for.
+    os._exit(code)
