@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import copy
 import datetime
+import itertools
 import json
 import os
 import sys
@@ -204,6 +205,50 @@ def data_parallel(here: Here) -> None:
 ON_GPUS["data_parallel"] = data_parallel
 
 
+def mlp(here: Here, dtype: torch.dtype, dim: int | None, whole: bool, bias: bool) -> None:
+    about = dtype, dim, whole, bias
+    torch.manual_seed(5)
+    up, down = (torch.nn.Linear(a, b, bias, device=here.device) for a, b in ((6, 12), (12, 7)))
+    x = normal(12, 12, 6, here=here, dtype=dtype)
+    dy = normal(12, 12, 7, here=here, dtype=dtype)
+    exact = [copy.deepcopy(m).to(dtype).double() for m in (up, down)]
+    wide = leaf(x, torch.float64)
+    y = exact[1](F.silu(exact[0](wide)))
+    y.backward(dy.double())
+
+    first = P.ColumnParallelLinear.from_linear(up.to(dtype), here.group, gather_output=whole, sequence_dim=dim)
+    second = P.RowParallelLinear.from_linear(down.to(dtype), here.group, input_is_parallel=not whole, sequence_dim=dim)
+    mine = leaf(x if dim is None else here.part(x, dim))
+    ours = second(F.silu(first(mine)))
+    own = (lambda t: t) if dim is None else (lambda t: here.part(t, dim))
+    ours.backward(own(dy))
+    close(ours, own(y), ("y", *about), 3.0)
+    close(mine.grad, own(wide.grad), ("dx", *about), 3.0)
+    close(first.weight.grad, here.part(exact[0].weight.grad), ("dweight", *about), 3.0)
+    close(second.weight.grad, here.part(exact[1].weight.grad, 1), ("dweight of rows", *about), 3.0)
+    if bias:
+        close(first.bias.grad, here.part(exact[0].bias.grad), ("dbias", *about), 3.0)
+        close(second.bias.grad, exact[1].bias.grad, ("dbias of rows", *about), 3.0)
+        here.same(second.bias.grad)
+    if dim is None:
+        here.same(ours)
+        here.same(mine.grad)
+
+
+@case
+def linear(here: Here) -> None:
+    for number, (dim, whole, bias) in enumerate(itertools.product((None, 0, 1, -2), (False, True), (True, False))):
+        if whole and dim is not None:
+            continue
+        mlp(here, (torch.float32, torch.bfloat16, torch.float64)[number % 3], dim, whole, bias)
+    # Parts of one layer, whoever makes them.
+    torch.manual_seed(9)
+    layer = P.RowParallelLinear(12, 5, process_group=here.group)
+    torch.manual_seed(9)
+    whole = torch.nn.Linear(12, 5)
+    assert torch.equal(layer.weight, here.part(whole.weight, 1)) and torch.equal(layer.bias, whole.bias)
+
+
 def refused(error: type, argument: str, call: Callable[[], Any]) -> Any:
     try:
         call()
@@ -229,6 +274,9 @@ def ranks_that_differ(here: Here) -> None:
     expect("x", lambda: P.sync_batch_norm(x, process_group=here.group), "[*, 6, *]", "[*, 5, *]", f"rank {here.size - 1}")
     half = normal(2, 9, here=here, dtype=torch.float16 if last else torch.float32)
     expect("x", lambda: P.sync_batch_norm(half, process_group=here.group), "float16", "float32")
+    weight = normal(3, 7, here=here)
+    chosen = P.row_parallel_linear if last else P.column_parallel_linear
+    expect("process_group", lambda: chosen(normal(2, 7, here=here), weight, process_group=here.group), "row_parallel_linear", "column_parallel_linear")
 
 
 @case
@@ -237,6 +285,11 @@ def refusals(here: Here) -> None:
     x, group = normal(2, 3, 4, here=here), here.group
     refused(ww.ShapeError, "weight", lambda: P.sync_batch_norm(x, weight=x[0, 0], process_group=group))
     refused(ww.ShapeError, "x", lambda: P.sync_batch_norm(x[0, 0], process_group=group))
+    refused(ww.ShapeError, "x", lambda: P.column_parallel_linear(x, normal(2, 3, here=here), process_group=group))
+    refused(ww.ShapeError, "bias", lambda: P.row_parallel_linear(x, normal(2, 4, here=here), x[0, 0, :1], group))
+    refused(ww.ParameterError, "sequence_dim", lambda: P.column_parallel_linear(x, normal(2, 4, here=here), None, group, sequence_dim=2))
+    if here.size > 1:
+        refused(ww.ParameterError, "out_features", lambda: P.ColumnParallelLinear(4, 5 if here.size != 5 else 6, process_group=group)) if here.size != 5 else None
 
 
 def left_alone(here: Here) -> None:

@@ -218,3 +218,53 @@ def test_statistics_of_nothing():
     wanted = x.copy(), np.full((2, 2), 9, np.float32), np.full((2, 2), 9, np.float32)
     _, m, r = ww.group_norm(x, 2, statistics=True, out=wanted)
     assert not m.any() and np.isnan(r).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(5, 3), (2, 4, 6), (3, 5, 4, 2)])
+def test_parts_of_batch_norm(dtype, shape, random):
+    """The statistics of two batches that are put together, and gradients from the sums of both, are those of one batch."""
+    x, dy = (random.standard_normal(shape).astype(numpy_dtype(dtype)) for _ in range(2))
+    channels, rank = shape[1], len(shape)
+    axes = (0, *range(2, rank))
+    wide, wide_dy = x.astype(np.float64), dy.astype(np.float64)
+    statistics = "float64" if dtype == "float64" else "float32"
+    parts = [(x[:1], dy[:1]), (x[1:], dy[1:])]
+    found = [ww.batch_norm_statistics(part, 0.0) for part, _ in parts]
+    assert all(s.dtype == statistics and s.shape == (channels,) for pair in found for s in pair)
+    counts = np.array([[part.size // channels] for part, _ in parts], dtype=np.float64)
+    means, rstds = (np.stack([pair[i].astype(np.float64) for pair in found]) for i in range(2))
+    total = counts.sum()
+    mean = (means * counts).sum(0) / total
+    var = (counts / rstds**2 + counts * (means - mean) ** 2).sum(0) / total
+    assert distance(mean, wide.mean(axes)) < BUDGETS[statistics]
+    assert distance(var, wide.var(axes)) < 2 * BUDGETS[statistics]
+    rstd = 1 / np.sqrt(var + EPS)
+    normal = (wide - column(mean, rank)) * column(rstd, rank)
+
+    given = mean.astype(statistics), rstd.astype(statistics)
+    sums = [ww.batch_norm_sums(part, part_dy, *given) for part, part_dy in parts]
+    dweight, dbias = (sum(pair[i].astype(np.float64) for pair in sums) for i in range(2))
+    size = np.linalg.norm(wide_dy)
+    assert np.linalg.norm(dweight - (wide_dy * normal).sum(axes)) < 4 * BUDGETS[statistics] * size
+    assert np.linalg.norm(dbias - wide_dy.sum(axes)) < 4 * BUDGETS[statistics] * size
+
+    coefficients = np.stack([mean, rstd, -rstd * rstd * dweight / total, -rstd * dbias / total]).astype(statistics)
+    dx = np.concatenate([ww.batch_norm_gradient(*part, coefficients) for part in parts])
+    exact = wide_dy - column(dbias / total, rank) - normal * column(dweight / total, rank)
+    assert dx.dtype == x.dtype
+    assert distance(dx, exact * column(rstd, rank)) < 4 * BUDGETS[dtype]
+
+
+def test_parts_of_batch_norm_that_do_not_fit():
+    x, c = np.zeros((2, 3, 4), np.float32), np.zeros(3, np.float32)
+    for argument, call in (
+        ("rstd", lambda: ww.batch_norm_sums(x, x, c, c[:2])),
+        ("dy", lambda: ww.batch_norm_sums(x, x[:1], c, c)),
+        ("coefficients", lambda: ww.batch_norm_gradient(x, x, c)),
+    ):
+        with pytest.raises(ww.ShapeError) as raised:
+            call()
+        assert raised.value.argument == argument
+    with pytest.raises(ww.DtypeError):
+        ww.batch_norm_statistics(x.astype(np.int32))

@@ -1,11 +1,12 @@
 """Operations spread over the processes of a `torch.distributed` group, each with a GPU of its own (NCCL) or the emulator (gloo): batch norm with the
-statistics of all ranks.
+statistics of all ranks, and linear layers whose weights are split.
 
 Every rank calls the same functions in the same order, each with its own tensors. Results and gradients are those of one process with all the data, up to
 the order of sums, and the same in every run with the same ranks. `process_group=None` is the group of all processes.
 
     >>> import warpwright.torch as wt
     >>> model = wt.parallel.convert_sync_batchnorm(model)
+    >>> up, down = wt.parallel.ColumnParallelLinear(512, 2048), wt.parallel.RowParallelLinear(2048, 512)
 
 The first call of a kind in a group compares dtypes, shapes and options of the ranks, and raises the same `RankError` on all of them where they differ.
 Not compared are lengths that may differ from call to call (batches, rows of linear layers, of the embedding and of the loss), calls that a rank has made
@@ -13,9 +14,14 @@ before, and calls in CUDA graphs: there a rank that calls differently is found b
 """
 
 from ._parallel_batch import SyncBatchNorm, convert_sync_batchnorm, sync_batch_norm
+from ._parallel_linear import ColumnParallelLinear, RowParallelLinear, column_parallel_linear, row_parallel_linear
 
 __all__ = [
+    "ColumnParallelLinear",
+    "RowParallelLinear",
     "SyncBatchNorm",
+    "column_parallel_linear",
     "convert_sync_batchnorm",
+    "row_parallel_linear",
     "sync_batch_norm",
 ]
