@@ -249,6 +249,60 @@ def linear(here: Here) -> None:
     assert torch.equal(layer.weight, here.part(whole.weight, 1)) and torch.equal(layer.bias, whole.bias)
 
 
+@case
+def vocabulary(here: Here) -> None:
+    words, width = 4 * here.size + 2, 5
+    start, end = P.vocabulary_part(words, here.rank, here.size)
+    for index, padding in ((torch.int64, None), (torch.int32, 2), (torch.int64, words - 1)):
+        torch.manual_seed(11)
+        table = torch.nn.Embedding(words, width, padding).to(here.device)
+        ours = P.VocabParallelEmbedding.from_embedding(table, here.group)
+        text = torch.randint(words, (3, 7)).to(here.device, index)
+        dy = normal(3, 7, width, here=here)
+        table(text.long()).backward(dy)
+        y = ours(text)
+        y.backward(dy)
+        assert torch.equal(y, table(text.long()))
+        close(ours.weight.grad, table.weight.grad[start:end], ("dweight", index, padding), 1.0, 1.0)
+    none = torch.full((2,), words, device=here.device)
+    if here.device.type == "cpu":
+        refused(ww.ParameterError, "input", lambda: ours(none))
+    else:
+        assert ours(none).isnan().all()
+
+
+@case
+def cross_entropy(here: Here) -> None:
+    classes, rows = 5 * here.size + 1, 6
+    start, end = P.vocabulary_part(classes, here.rank, here.size)
+    number = 0
+    for dtype, reduction in itertools.product((torch.float32, torch.bfloat16, torch.float64), ("mean", "sum", "none")):
+        target = torch.randint(classes, (2, rows // 2)).to(here.device, (torch.int64, torch.int32)[number % 2])
+        target[0, 0] = -100
+        logits = normal(2, rows // 2, classes, here=here)
+        # All but certain.
+        logits[1, 1, target[1, 1]] = 30.0
+        logits = logits.to(dtype)
+        wide = leaf(logits, torch.float64)
+        loss = F.cross_entropy(wide.flatten(0, 1), target.flatten().long(), reduction=reduction)
+        mine = leaf(logits[..., start:end])
+        ours = P.vocab_parallel_cross_entropy(mine, target, classes, here.group, reduction=reduction)
+        dloss = normal(*ours.shape, here=here)
+        loss.backward(dloss.double().reshape(loss.shape))
+        ours.backward(dloss.to(ours.dtype))
+        close(ours, loss.reshape(ours.shape), (dtype, reduction), 3.0)
+        close(mine.grad, wide.grad[..., start:end], ("dlogits", dtype, reduction), 3.0, float(dloss.norm()))
+        here.same(ours)
+        number += 1
+    close(P.vocab_parallel_cross_entropy(mine.half(), target, classes, here.group, dtype=torch.float32), F.cross_entropy(
+        logits.half().double().flatten(0, 1), target.flatten().long()), "wide loss", 3.0)
+    wrong = target.clone().fill_(classes)
+    if here.device.type == "cpu":
+        refused(ww.ParameterError, "target", lambda: P.vocab_parallel_cross_entropy(mine, wrong, classes, here.group))
+    else:
+        assert P.vocab_parallel_cross_entropy(mine, wrong, classes, here.group, reduction="none").isnan().all()
+
+
 def refused(error: type, argument: str, call: Callable[[], Any]) -> Any:
     try:
         call()
@@ -288,6 +342,8 @@ def refusals(here: Here) -> None:
     refused(ww.ShapeError, "x", lambda: P.column_parallel_linear(x, normal(2, 3, here=here), process_group=group))
     refused(ww.ShapeError, "bias", lambda: P.row_parallel_linear(x, normal(2, 4, here=here), x[0, 0, :1], group))
     refused(ww.ParameterError, "sequence_dim", lambda: P.column_parallel_linear(x, normal(2, 4, here=here), None, group, sequence_dim=2))
+    refused(ww.ShapeError, "logits", lambda: P.vocab_parallel_cross_entropy(x, torch.zeros(2, 3, dtype=torch.long), 1000, group))
+    refused(ww.ParameterError, "num_classes", lambda: P.vocab_parallel_cross_entropy(x, torch.zeros(2, 3, dtype=torch.long), 0, group))
     if here.size > 1:
         refused(ww.ParameterError, "out_features", lambda: P.ColumnParallelLinear(4, 5 if here.size != 5 else 6, process_group=group)) if here.size != 5 else None
 

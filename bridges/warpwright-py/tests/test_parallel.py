@@ -144,3 +144,12 @@ def test_without_ranks():
     with pytest.raises(ww.ParameterError) as raised:
         wt.parallel.sync_batch_norm(x)
     assert (raised.value.op, raised.value.argument) == ("sync_batch_norm", "process_group")
+
+
+@pytest.mark.parametrize("vocabulary, size", [(10, 3), (4, 4), (11, 2), (5, 1)])
+def test_parts_of_a_vocabulary(vocabulary, size):
+    parts = [wt.parallel.vocabulary_part(vocabulary, rank, size) for rank in range(size)]
+    assert parts[0][0] == 0 and parts[-1][1] == vocabulary
+    assert all(a[1] == b[0] for a, b in zip(parts, parts[1:]))
+    lengths = [end - start for start, end in parts]
+    assert max(lengths) - min(lengths) <= 1 and lengths == sorted(lengths, reverse=True)

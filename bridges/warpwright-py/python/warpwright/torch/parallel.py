@@ -1,5 +1,5 @@
 """Operations spread over the processes of a `torch.distributed` group, each with a GPU of its own (NCCL) or the emulator (gloo): batch norm with the
-statistics of all ranks, and linear layers whose weights are split.
+statistics of all ranks, and linear layers, embedding and cross entropy whose weights are split.
 
 Every rank calls the same functions in the same order, each with its own tensors. Results and gradients are those of one process with all the data, up to
 the order of sums, and the same in every run with the same ranks. `process_group=None` is the group of all processes.
@@ -15,13 +15,18 @@ before, and calls in CUDA graphs: there a rank that calls differently is found b
 
 from ._parallel_batch import SyncBatchNorm, convert_sync_batchnorm, sync_batch_norm
 from ._parallel_linear import ColumnParallelLinear, RowParallelLinear, column_parallel_linear, row_parallel_linear
+from ._parallel_vocabulary import VocabParallelEmbedding, vocab_parallel_cross_entropy, vocab_parallel_embedding, vocabulary_part
 
 __all__ = [
     "ColumnParallelLinear",
     "RowParallelLinear",
     "SyncBatchNorm",
+    "VocabParallelEmbedding",
     "column_parallel_linear",
     "convert_sync_batchnorm",
     "row_parallel_linear",
     "sync_batch_norm",
+    "vocab_parallel_cross_entropy",
+    "vocab_parallel_embedding",
+    "vocabulary_part",
 ]
