@@ -2,7 +2,7 @@
 
 `test_parallel.py` starts the ranks on the CPU. On GPUs, one for each process:
 
-    torchrun --nproc-per-node 2 parallel_cases.py [--only batch]
+    torchrun --nproc-per-node 2 parallel_cases.py [--only attention]
 
 Each rank prints a line of JSON for each case that it has run, and leaves at the first that fails, so that others do not wait for it.
 """
@@ -303,6 +303,58 @@ def cross_entropy(here: Here) -> None:
         assert P.vocab_parallel_cross_entropy(mine, wrong, classes, here.group, reduction="none").isnan().all()
 
 
+def attend(here: Here, dtype: torch.dtype, causal: bool, method: str, heads: int, scale: float | None) -> list[torch.Tensor]:
+    about = dtype, causal, method, heads
+    length, dim = 8 * here.size, 16
+    q = normal(2, length, 4, dim, here=here, dtype=dtype)
+    k, v = (normal(2, length, heads, dim, here=here, dtype=dtype) for _ in range(2))
+    dy = normal(2, length, 4, dim, here=here, dtype=dtype)
+    exact = [leaf(t, torch.float64) for t in (q, k, v)]
+    turned = [t.transpose(1, 2) for t in exact]
+    turned[1:] = [t.repeat_interleave(4 // heads, 1) for t in turned[1:]]
+    o = F.scaled_dot_product_attention(*turned, is_causal=causal, scale=scale).transpose(1, 2)
+    o.backward(dy.double())
+    own = (lambda t: P.zig_zag_split(t, here.group)) if causal else (lambda t: here.part(t, 1))
+    mine = [leaf(own(t)) for t in (q, k, v)]
+    ours = P.context_parallel_attention(*mine, here.group, causal, method, softmax_scale=scale)
+    ours.backward(own(dy))
+    close(ours, own(o), ("o", *about), 2.0)
+    for name, got, reference in zip("qkv", mine, exact):
+        close(got.grad, own(reference.grad), (f"d{name}", *about), 4.0)
+    return [ours.detach(), *(t.grad for t in mine)]
+
+
+@case
+def attention(here: Here) -> None:
+    dtypes = [torch.float32, torch.bfloat16, torch.float64]
+    for number, (method, causal, heads) in enumerate(itertools.product(("ring", "all_gather"), (True, False), (4, 2))):
+        attend(here, dtypes[number % 3], causal, method, heads, None if number % 2 else 0.3)
+
+
+@case
+def attention_again(here: Here) -> None:
+    """The same bits in every run."""
+    for method in ("ring", "all_gather"):
+        found = []
+        for _ in range(2):
+            torch.manual_seed(13)
+            found.append(attend(here, torch.bfloat16, True, method, 2, None))
+        assert all(torch.equal(a, b) for a, b in zip(*found)), method
+
+
+@case
+def zig_zag(here: Here) -> None:
+    whole = torch.arange(4 * here.size * 3, device=here.device, dtype=torch.float64)
+    for x, dim in ((whole, 0), (whole.reshape(3, -1), 1), (whole.reshape(-1, 3), -2)):
+        x = leaf(x)
+        part = P.zig_zag_split(x, here.group, dim)
+        joined = P.zig_zag_join(part, here.group, dim)
+        assert torch.equal(joined, x)
+        joined.square().sum().backward()
+        # What this rank has of the gradient.
+        assert torch.equal(here.total(x.grad), 2 * x.detach())
+
+
 def refused(error: type, argument: str, call: Callable[[], Any]) -> Any:
     try:
         call()
@@ -328,6 +380,11 @@ def ranks_that_differ(here: Here) -> None:
     expect("x", lambda: P.sync_batch_norm(x, process_group=here.group), "[*, 6, *]", "[*, 5, *]", f"rank {here.size - 1}")
     half = normal(2, 9, here=here, dtype=torch.float16 if last else torch.float32)
     expect("x", lambda: P.sync_batch_norm(half, process_group=here.group), "float16", "float32")
+    q = normal(1, 4, 2 if last else 4, 16, here=here)
+    expect("q", lambda: P.context_parallel_attention(q, q, q, here.group))
+    k = normal(1, 4, 3, 16, here=here)
+    method = "ring" if last else "all_gather"
+    expect("method", lambda: P.context_parallel_attention(k, k, k, here.group, method=method))
     weight = normal(3, 7, here=here)
     chosen = P.row_parallel_linear if last else P.column_parallel_linear
     expect("process_group", lambda: chosen(normal(2, 7, here=here), weight, process_group=here.group), "row_parallel_linear", "column_parallel_linear")
@@ -342,9 +399,14 @@ def refusals(here: Here) -> None:
     refused(ww.ShapeError, "x", lambda: P.column_parallel_linear(x, normal(2, 3, here=here), process_group=group))
     refused(ww.ShapeError, "bias", lambda: P.row_parallel_linear(x, normal(2, 4, here=here), x[0, 0, :1], group))
     refused(ww.ParameterError, "sequence_dim", lambda: P.column_parallel_linear(x, normal(2, 4, here=here), None, group, sequence_dim=2))
+    refused(ww.ShapeError, "q", lambda: P.context_parallel_attention(x, x, x, group))
+    q = normal(1, 3, 2, 8, here=here)
+    refused(ww.ParameterError, "method", lambda: P.context_parallel_attention(q, q, q, group, method="tree"))
+    refused(ww.ShapeError, "k", lambda: P.context_parallel_attention(q, q[:, :2], q, group))
     refused(ww.ShapeError, "logits", lambda: P.vocab_parallel_cross_entropy(x, torch.zeros(2, 3, dtype=torch.long), 1000, group))
     refused(ww.ParameterError, "num_classes", lambda: P.vocab_parallel_cross_entropy(x, torch.zeros(2, 3, dtype=torch.long), 0, group))
     if here.size > 1:
+        refused(ww.ParameterError, "the number of positions", lambda: P.context_parallel_attention(q, q, q, group, True))
         refused(ww.ParameterError, "out_features", lambda: P.ColumnParallelLinear(4, 5 if here.size != 5 else 6, process_group=group)) if here.size != 5 else None
 
 
