@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -238,6 +239,22 @@ def test_models_run_in_every_variant(tmp_path):
         assert {"gpu", "driver", "versions", "commit", "date", "spread_ms"} <= set(r)
     assert all(r["replaced"] for r in rows if "patched" in r["variant"])
     assert all(r["left"] is not None for r in rows if r["variant"] == "patched")
+
+
+def test_ranks_are_timed(tmp_path):
+    """On two processes with gloo, where PyTorch's own take part as far as they run on CPUs."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    pytest.importorskip("warpwright")
+    if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
+        pytest.skip("PyTorch has no gloo")
+    out = tmp_path / "ranks.jsonl"
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    subprocess.run([*start, str(HERE / "parallel.py"), "--tiny", "--out", str(out)], check=True, env=environment, timeout=240)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert {row["op"] for row in rows} == {"sync_batch_norm", "parallel_linear", "context_parallel_attention"}
+    ours = [row for row in rows if row["who"].startswith(("warpwright", "exchange"))]
+    assert len(ours) == 11 and all(row["us"] > 0 for row in ours), [row for row in ours if "us" not in row]
 
 
 def test_a_variant_that_fails_costs_no_other():
