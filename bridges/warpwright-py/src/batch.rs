@@ -4,8 +4,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use warpwright::batch_norm::{
     BatchNorm, BatchNormArgs, BatchNormBackwardArgs, BatchNormBackwardDesc, BatchNormDesc,
-    BatchNormInferenceArgs, BatchNormInferenceBackwardArgs, BatchNormInferenceBackwardDesc,
-    BatchNormInferenceDesc, Layout, Momentum,
+    BatchNormGradientArgs, BatchNormGradientDesc, BatchNormInferenceArgs, BatchNormInferenceBackwardArgs,
+    BatchNormInferenceBackwardDesc, BatchNormInferenceDesc, BatchNormSumsArgs, BatchNormSumsDesc,
+    BatchStatisticsArgs, BatchStatisticsDesc, Layout, Momentum,
 };
 use warpwright::plan::{PlanCache, Real};
 use warpwright::{Operation, TensorMut, TensorRef};
@@ -323,4 +324,118 @@ pub(crate) fn batch_norm_inference_backward<'py>(
             workspace,
         }
     })
+}
+
+/// A call of a part of batch norm with its image, and the normalisation without weight and bias.
+fn part<'py>(
+    op: &'static str,
+    x: &Object<'py>,
+    eps: f64,
+    stream: Maybe<'_, 'py>,
+) -> PyResult<(Call<'py>, Array<'py>, BatchNorm)> {
+    let common = Common { weight: None, bias: None, relu: false, eps, stream };
+    let Started { call, x, norm, .. } = start(op, x, &common, None)?;
+    Ok((call, x, norm))
+}
+
+/// `(mean, rstd)` of each channel, `rstd = 1 / sqrt(variance + eps)`, in one read of x: the statistics of `batch_norm` in training without its
+/// result.
+///
+/// x: float32, float64, float16 or bfloat16, [N, C, ...]. Results are [C] of float32 (float64 for float64). A channel of one value has a variance
+/// of 0. With eps=0 the sum of squared distances from the mean is n / rstd^2 for n values of a channel.
+#[pyfunction]
+#[pyo3(signature = (x, eps=1e-5, *, out=None, stream=None))]
+pub(crate) fn batch_norm_statistics<'py>(
+    x: &Object<'py>,
+    eps: f64,
+    out: Maybe<'_, 'py>,
+    stream: Maybe<'_, 'py>,
+) -> PyResult<Bound<'py, PyTuple>> {
+    static PLANS: PlanCache<BatchStatisticsDesc> = PlanCache::new();
+    const OP: &str = "batch_norm_statistics";
+    let (call, x, norm) = part(OP, x, eps, stream)?;
+    let plan = call.plan(&PLANS, &BatchStatisticsDesc { norm })?;
+    let channels = [norm.channels];
+    let form = Form::RowMajor(statistics_dtype(x.dtype), &channels);
+    let out = places(OP, out, [true; 2])?;
+    let [mean, rstd] = out.each_ref().map(Option::as_ref);
+    let outputs = [
+        Some(call.output(("out[0]", mean), &x, form)?),
+        Some(call.output(("out[1]", rstd), &x, form)?),
+        call.workspace(&plan, &x)?,
+    ];
+    let results = call.run_some([Some(&x)], outputs, move |stream, [x], [mean, rstd, workspace]| {
+        let (x, mean, rstd) = (present(x), present(mean), present(rstd));
+        Ok(plan.launch(stream, BatchStatisticsArgs { x, mean, rstd, workspace })?)
+    })?;
+    PyTuple::new(x.object.py(), &results[..2])
+}
+
+/// `(dweight, dbias)`, the sums over each channel of `dy (x - mean) rstd` and of `dy`, in one read of x and dy: what the gradient of `batch_norm` in
+/// training depends on.
+///
+/// x, dy: float32, float64, float16 or bfloat16, [N, C, ...]; mean, rstd and the results: [C] of float32 (float64 for float64).
+#[pyfunction]
+#[pyo3(signature = (x, dy, mean, rstd, *, out=None, stream=None))]
+pub(crate) fn batch_norm_sums<'py>(
+    x: &Object<'py>,
+    dy: &Object<'py>,
+    mean: &Object<'py>,
+    rstd: &Object<'py>,
+    out: Maybe<'_, 'py>,
+    stream: Maybe<'_, 'py>,
+) -> PyResult<Bound<'py, PyTuple>> {
+    static PLANS: PlanCache<BatchNormSumsDesc> = PlanCache::new();
+    const OP: &str = "batch_norm_sums";
+    let (call, x, norm) = part(OP, x, 0.0, stream)?;
+    let dy = call.twin(("dy", dy), &x)?;
+    let (channels, dtype) = ([norm.channels], statistics_dtype(x.dtype));
+    let statistics = [("mean", mean), ("rstd", rstd)];
+    let [mean, rstd] = try_map(statistics, |named| call.small(named, dtype, &channels))?;
+    let plan = call.plan(&PLANS, &BatchNormSumsDesc { norm })?;
+    let out = places(OP, out, [true; 2])?;
+    let [dweight, dbias] = out.each_ref().map(Option::as_ref);
+    let form = Form::RowMajor(dtype, &channels);
+    let outputs = [
+        Some(call.output(("out[0]", dweight), &x, form)?),
+        Some(call.output(("out[1]", dbias), &x, form)?),
+        call.workspace(&plan, &x)?,
+    ];
+    let inputs = [Some(&x), Some(&dy), Some(&mean), Some(&rstd)];
+    let results = call.run_some(inputs, outputs, move |stream, inputs, [dweight, dbias, workspace]| {
+        let [x, dy, mean, rstd] = inputs.map(present);
+        let (dweight, dbias) = (present(dweight), present(dbias));
+        let args = BatchNormSumsArgs { x, y: None, dy, mean, rstd, dweight, dbias, g: None, workspace };
+        Ok(plan.launch(stream, args)?)
+    })?;
+    PyTuple::new(x.object.py(), &results[..2])
+}
+
+/// `a dy + b (x - mean) + c` with numbers of each channel, the gradient of `batch_norm` in training from its sums: with n values of a channel and
+/// the weight w, `a = w rstd`, `b = -a rstd dweight / n` and `c = -a dbias / n`.
+///
+/// x, dy: float32, float64, float16 or bfloat16, [N, C, ...]; coefficients: mean, a, b and c, [4, C] of float32 (float64 for float64). The result is like
+/// x, in its memory format if that is PyTorch's channels-last.
+#[pyfunction]
+#[pyo3(signature = (x, dy, coefficients, *, out=None, stream=None))]
+pub(crate) fn batch_norm_gradient<'py>(
+    x: &Object<'py>,
+    dy: &Object<'py>,
+    coefficients: &Object<'py>,
+    out: Maybe<'_, 'py>,
+    stream: Maybe<'_, 'py>,
+) -> PyResult<Object<'py>> {
+    static PLANS: PlanCache<BatchNormGradientDesc> = PlanCache::new();
+    let (call, x, norm) = part("batch_norm_gradient", x, 0.0, stream)?;
+    let dy = call.twin(("dy", dy), &x)?;
+    let shape = [4, norm.channels];
+    let coefficients = call.small(("coefficients", coefficients), statistics_dtype(x.dtype), &shape)?;
+    let plan = call.plan(&PLANS, &BatchNormGradientDesc { norm })?;
+    let outputs = [Some(call.output(("out", out), &x, Form::Like)?)];
+    let inputs = [Some(&x), Some(&dy), Some(&coefficients)];
+    let [dx] = call.run_some(inputs, outputs, move |stream, inputs, [dx]| {
+        let ([x, g, coefficients], dx) = (inputs.map(present), present(dx));
+        Ok(plan.launch(stream, BatchNormGradientArgs { x, g, coefficients, dx })?)
+    })?;
+    gathered(x.object.py(), [dx])
 }

@@ -92,7 +92,10 @@ mod _native {
     #[pymodule_export]
     use crate::attention::{attention, attention_backward};
     #[pymodule_export]
-    use crate::batch::{batch_norm, batch_norm_backward, batch_norm_inference_backward};
+    use crate::batch::{
+        batch_norm, batch_norm_backward, batch_norm_gradient, batch_norm_inference_backward,
+        batch_norm_statistics, batch_norm_sums,
+    };
     #[pymodule_export]
     use crate::calls::{forget_calls, repeat_first_calls};
     #[pymodule_export]

@@ -826,6 +826,15 @@ def batch_norm_inference_backward(
     out: _Arrays | None = None,
     stream: _Stream | None = None,
 ) -> tuple[_A | None, ...]: ...
+def batch_norm_statistics(
+    x: _A, eps: float = 1e-5, *, out: _Arrays | None = None, stream: _Stream | None = None
+) -> tuple[_A, _A]: ...
+def batch_norm_sums(
+    x: _A, dy: _Array, mean: _Array, rstd: _Array, *, out: _Arrays | None = None, stream: _Stream | None = None
+) -> tuple[_A, _A]: ...
+def batch_norm_gradient(
+    x: _A, dy: _Array, coefficients: _Array, *, out: _Array | None = None, stream: _Stream | None = None
+) -> _A: ...
 def local_response_norm(
     x: _A,
     size: int,

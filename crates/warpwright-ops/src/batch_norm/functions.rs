@@ -44,7 +44,7 @@ impl Default for BatchNormOptions<'_> {
 }
 
 impl BatchNormOptions<'_> {
-    fn norm(&self, x: &Tensor, running: Option<DType>) -> BatchNorm {
+    pub(super) fn norm(&self, x: &Tensor, running: Option<DType>) -> BatchNorm {
         let shape = x.shape();
         let batch = shape.first().copied().unwrap_or(1);
         let channels = match self.layout {

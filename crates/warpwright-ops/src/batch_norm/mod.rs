@@ -10,6 +10,9 @@
 //!
 //! Inference takes `mean` and `var` from the running statistics, which are constants: `dx = weight rstd g`.
 //!
+//! Statistics, sums of the backward pass, and the gradient from given sums are operations of their own, too, for batches whose
+//! statistics are put together ([`BatchStatisticsDesc`], [`BatchNormSumsDesc`], [`BatchNormGradientDesc`]).
+//!
 //! Results are those of `torch.nn.functional.batch_norm`. Differences: statistics of a channel that holds an infinity
 //! or a NaN are NaN, and so is its output; residual and ReLU are added before the result is rounded, not after; an empty
 //! batch has a mean of 0 and an `rstd` of NaN, as an empty group has, and leaves running statistics as they are. The gradient
@@ -22,6 +25,7 @@
 mod channel;
 mod functions;
 mod kernel;
+mod parts;
 mod persistent;
 mod planner;
 mod plans;
@@ -38,6 +42,7 @@ use crate::plan::{Operation, Plan};
 use crate::tensors::tensors;
 
 pub use functions::*;
+pub use parts::*;
 
 pub(super) const TRAINING: &str = "batch_norm";
 pub(super) const INFERENCE: &str = "batch_norm_inference";
@@ -62,7 +67,7 @@ impl Layout {
     }
 }
 
-/// The properties that all four operations have in common.
+/// The properties that all operations have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BatchNorm {
     /// Type of `x`, `y`, `residual` and their gradients.

@@ -1,10 +1,11 @@
 //! The parts of every plan of the family: checked sizes, the ways to walk over the tensors, and launches.
 
-use warpwright_dsl::{ChannelSizesArgs, Elem, In, KernelArgs, KernelDef};
+use warpwright_dsl::channels::CHANNELS_OF_BLOCK;
+use warpwright_dsl::{ChannelSizesArgs, Elem, In, KernelArgs, KernelDef, Out};
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::LaunchStep;
 
-use super::channel::{Types, present};
+use super::channel::{self, FOLD_CHANNELS, Types, present};
 use super::kernel::{self, Common};
 use super::tuning::{self, Config, Persistence, Residence, Split};
 use super::{BatchNorm, Layout, persistent, resident};
@@ -22,6 +23,14 @@ pub(super) struct Walked {
     pub(super) common: Common,
     pub(super) split: Split,
     pub(super) grid: [u32; 3],
+}
+
+/// What the step between the two walks of training reads and writes of each channel.
+pub(super) struct CombineChannels {
+    pub(super) affine: channel::AffineArgs,
+    pub(super) running: channel::RunningArgs,
+    pub(super) results: channel::ResultsArgs,
+    pub(super) settings: channel::SettingsArgs,
 }
 
 /// The parts of every plan of the family.
@@ -262,6 +271,86 @@ impl<'a> Planner<'a> {
             variants.push(Variant { alignment: 1, steps: empty()? });
         }
         Ok(Plan::of(self.op, direction, self.target, tensors, variants))
+    }
+
+    /// Statistics of whole channels: the walk that reads them, and what follows for each channel. Coefficients are in the workspace,
+    /// behind three rows for each part.
+    pub(super) fn statistics(
+        &self,
+        walked: &Walked,
+        x: InSlot,
+        workspace: OutSlot,
+        of: &CombineChannels,
+    ) -> Result<[LaunchStep; 2], PlanError> {
+        let split = &walked.split;
+        let args = kernel::StatisticsArgs { x: x.arg(), partial: workspace.arg(), sizes: self.sizes(split) };
+        let statistics = self.step(&kernel::Statistics(walked.common), args, walked.grid)?;
+        let args = channel::CombineArgs {
+            partial: workspace.written(),
+            affine: of.affine.clone(),
+            running: of.running.clone(),
+            results: of.results.clone(),
+            coefficients: workspace.arg_at(self.row(3 * split.parts)),
+            channels: self.channels(),
+            parts: split.parts,
+            part_elements: split.part * split.per_step,
+            elements: self.norm.values() as u64,
+            settings: of.settings.clone(),
+        };
+        let grid = self.channel_grid(CHANNELS_OF_BLOCK)?;
+        Ok([statistics, self.step(&channel::Combine(self.types), args, grid)?])
+    }
+
+    /// What statistics of no values are.
+    pub(super) fn undefined(&self, mean: Out<Elem>, rstd: Out<Elem>) -> Result<Vec<LaunchStep>, PlanError> {
+        if self.norm.channels == 0 {
+            return Ok(Vec::new());
+        }
+        let args = channel::UndefinedArgs { mean, rstd, channels: self.channels() };
+        Ok(vec![self.step(&channel::Undefined(self.accumulate), args, self.channel_grid(FOLD_CHANNELS)?)?])
+    }
+
+    /// Sums of whole channels from those of parts, and coefficients in the workspace behind two rows for each part.
+    pub(super) fn combine_gradients(
+        &self,
+        walked: &Walked,
+        saved: channel::SavedArgs,
+        gradients: channel::GradientsArgs,
+        workspace: OutSlot,
+        training: u32,
+    ) -> Result<LaunchStep, PlanError> {
+        let parts = walked.split.parts;
+        let args = channel::CombineGradientsArgs {
+            partial: workspace.written(),
+            saved,
+            gradients,
+            coefficients: workspace.arg_at(self.row(2 * parts)),
+            channels: self.channels(),
+            parts,
+            elements: self.norm.values() as u64,
+            present: self.present(training),
+        };
+        self.step(&channel::CombineGradients(self.types), args, self.channel_grid(CHANNELS_OF_BLOCK)?)
+    }
+
+    /// Gradients of weight and bias of no values.
+    pub(super) fn zero(&self, gradients: channel::GradientsArgs) -> Result<Vec<LaunchStep>, PlanError> {
+        if self.norm.channels == 0 || !(self.norm.weight || self.norm.bias) {
+            return Ok(Vec::new());
+        }
+        let args = channel::ZeroArgs { gradients, channels: self.channels(), present: self.present(0) };
+        Ok(vec![self.step(&channel::Zero(self.types), args, self.channel_grid(FOLD_CHANNELS)?)?])
+    }
+
+    /// The walk that writes the gradient of training from its coefficients.
+    pub(super) fn gradient(
+        &self,
+        walked: &Walked,
+        [x, g, coefficients]: [In<Elem>; 3],
+        dx: Out<Elem>,
+    ) -> Result<LaunchStep, PlanError> {
+        let args = kernel::GradientArgs { x, g, coefficients, dx, sizes: self.sizes(&walked.split) };
+        self.step(&kernel::Gradient(walked.common), args, walked.grid)
     }
 
     /// The walk that writes results: `y = max((x - mean) scale + shift + residual, lower)`.

@@ -1,12 +1,11 @@
 //! From descriptors to launches.
 
-use warpwright_dsl::channels::CHANNELS_OF_BLOCK;
 use warpwright_dsl::{Elem, In, Out};
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::LaunchStep;
 
 use super::channel::{self, FOLD_CHANNELS, present};
-use super::planner::{Planner, Walked};
+use super::planner::{CombineChannels, Planner, Walked};
 use super::{
     BatchNorm, BatchNormArgs, BatchNormBackwardArgs, BatchNormBackwardDesc, BatchNormDesc,
     BatchNormInferenceArgs, BatchNormInferenceBackwardArgs, BatchNormInferenceBackwardDesc,
@@ -63,26 +62,10 @@ pub(super) fn training(desc: &BatchNormDesc, target: Target) -> Result<Plan<Batc
         eps: norm.eps.get(),
         factor: desc.momentum.map_or(0.0, super::Momentum::factor),
     };
+    let channels = CombineChannels { affine, running: old, results, settings };
     let steps = |w: &Walked| {
-        let coefficients = p.row(3 * w.split.parts);
-        let def = kernel::Statistics(w.common);
-        let (x, partial) = (Args::x.arg(), Args::workspace.arg());
-        let args = kernel::StatisticsArgs { x, partial, sizes: p.sizes(&w.split) };
-        let statistics = p.step(&def, args, w.grid)?;
-        let args = channel::CombineArgs {
-            partial: Args::workspace.written(),
-            affine: affine.clone(),
-            running: old.clone(),
-            results: results.clone(),
-            coefficients: Args::workspace.arg_at(coefficients),
-            channels: p.channels(),
-            parts: w.split.parts,
-            part_elements: w.split.part * w.split.per_step,
-            elements: norm.values() as u64,
-            settings: settings.clone(),
-        };
-        let combine = p.step(&channel::Combine(p.types), args, p.channel_grid(CHANNELS_OF_BLOCK)?)?;
-        let coefficients = Args::workspace.written_at(coefficients);
+        let [statistics, combine] = p.statistics(w, Args::x, Args::workspace, &channels)?;
+        let coefficients = Args::workspace.written_at(p.row(3 * w.split.parts));
         let read = [Args::x.arg(), Args::residual.arg()];
         let normalize = p.normalize(w, read, Args::y, desc.residual, lower(norm.relu), coefficients)?;
         Ok(vec![statistics, combine, normalize])
@@ -91,12 +74,12 @@ pub(super) fn training(desc: &BatchNormDesc, target: Target) -> Result<Plan<Batc
         let def = resident::Forward { common: p.resident(&r), residual: desc.residual };
         let args = resident::ForwardArgs {
             x: Args::x.arg(),
-            affine: affine.clone(),
+            affine: channels.affine.clone(),
             residual: Args::residual.arg(),
-            running: old.clone(),
+            running: channels.running.clone(),
             y: Args::y.arg(),
-            results: results.clone(),
-            settings: settings.clone(),
+            results: channels.results.clone(),
+            settings: channels.settings.clone(),
             lower: lower(norm.relu),
             sizes: p.sizes(&r.split),
         };
@@ -106,14 +89,14 @@ pub(super) fn training(desc: &BatchNormDesc, target: Target) -> Result<Plan<Batc
         let def = persistent::Forward { common: p.persistent(&r), residual: desc.residual };
         let args = persistent::ForwardArgs {
             x: Args::x.arg(),
-            affine: affine.clone(),
+            affine: channels.affine.clone(),
             residual: Args::residual.arg(),
-            running: old.clone(),
+            running: channels.running.clone(),
             y: Args::y.arg(),
-            results: results.clone(),
+            results: channels.results.clone(),
             partial: Args::workspace.read_write(),
             coefficients: Args::workspace.read_write_at(p.row(3 * u64::from(r.blocks))),
-            settings: settings.clone(),
+            settings: channels.settings.clone(),
             lower: lower(norm.relu),
             hold: r.hold,
             rows: p.rows(&r.split),
@@ -121,14 +104,7 @@ pub(super) fn training(desc: &BatchNormDesc, target: Target) -> Result<Plan<Batc
         p.persistent_variant(&def, args, &r)
     });
     let once = once.or(grid).transpose()?;
-    let empty = || {
-        if norm.channels == 0 {
-            return Ok(Vec::new());
-        }
-        let args =
-            channel::UndefinedArgs { mean: Args::mean.arg(), rstd: Args::rstd.arg(), channels: p.channels() };
-        Ok(vec![p.step(&channel::Undefined(p.accumulate), args, p.channel_grid(FOLD_CHANNELS)?)?])
-    };
+    let empty = || p.undefined(Args::mean.arg(), Args::rstd.arg());
     p.finish(Direction::Forward, tensors, once, walks, steps, empty)
 }
 
@@ -262,18 +238,8 @@ impl<'a> Backward<'a> {
             sizes: p.sizes(&w.split),
         };
         let sums = p.step(&def, args, w.grid)?;
-        let args = channel::CombineGradientsArgs {
-            partial: slots.workspace.written(),
-            saved: channel::SavedArgs { mean, rstd, weight: slots.weight.arg() },
-            gradients: self.gradients(),
-            coefficients: slots.workspace.arg_at(p.row(2 * w.split.parts)),
-            channels: p.channels(),
-            parts: w.split.parts,
-            elements: p.norm.values() as u64,
-            present: p.present(training),
-        };
-        let combine =
-            p.step(&channel::CombineGradients(p.types), args, p.channel_grid(CHANNELS_OF_BLOCK)?)?;
+        let saved = channel::SavedArgs { mean, rstd, weight: slots.weight.arg() };
+        let combine = p.combine_gradients(w, saved, self.gradients(), slots.workspace, training)?;
         Ok([sums, combine])
     }
 
@@ -293,18 +259,7 @@ impl<'a> Backward<'a> {
         first: Option<Variant>,
         steps: impl Fn(&Self, &Walked) -> Result<Vec<LaunchStep>, PlanError>,
     ) -> Result<Plan<O>, PlanError> {
-        let empty = || {
-            let p = &self.p;
-            if p.norm.channels == 0 || !(p.norm.weight || p.norm.bias) {
-                return Ok(Vec::new());
-            }
-            let args = channel::ZeroArgs {
-                gradients: self.gradients(),
-                channels: p.channels(),
-                present: p.present(0),
-            };
-            Ok(vec![p.step(&channel::Zero(p.types), args, p.channel_grid(FOLD_CHANNELS)?)?])
-        };
+        let empty = || self.p.zero(self.gradients());
         self.p.finish(Direction::Backward, tensors, first, self.walks.clone(), |w| steps(&self, w), empty)
     }
 }
@@ -359,14 +314,9 @@ pub(super) fn training_backward(
     let once = once.or(grid).transpose()?;
     backward.finish(tensors, once, |b, w| {
         let [sums, combine] = b.sums(w, Args::mean.arg(), Args::rstd.arg(), present::TRAINING)?;
-        let args = kernel::GradientArgs {
-            x: Args::x.arg(),
-            g: b.gradient(),
-            coefficients: Args::workspace.written_at(b.p.row(2 * w.split.parts)),
-            dx: Args::dx.arg(),
-            sizes: b.p.sizes(&w.split),
-        };
-        Ok(vec![sums, combine, b.p.step(&kernel::Gradient(w.common), args, w.grid)?])
+        let coefficients = Args::workspace.written_at(b.p.row(2 * w.split.parts));
+        let gradient = b.p.gradient(w, [Args::x.arg(), b.gradient(), coefficients], Args::dx.arg())?;
+        Ok(vec![sums, combine, gradient])
     })
 }
 

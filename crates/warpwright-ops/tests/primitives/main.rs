@@ -5,6 +5,7 @@ mod accuracy;
 mod attention;
 mod attention_one_sweep;
 mod batch_norm;
+mod batch_norm_parts;
 mod cast;
 mod causal_conv1d;
 mod conv;

@@ -1,8 +1,8 @@
 //! Batch norm with the statistics of the batches of all ranks.
 
 use warpwright_ops::batch_norm::{
-    BatchNormOptions, Layout, RunningStatistics, batch_norm, batch_norm_inference,
-    batch_norm_inference_backward,
+    BatchNormOptions, BatchNormSums, Layout, RunningStatistics, batch_norm_inference, batch_norm_sums,
+    batch_statistics,
 };
 use warpwright_ops::cast::cast;
 use warpwright_ops::elementwise::{Expr, Operand, map, map_into};
@@ -77,22 +77,14 @@ fn local_statistics(
     layout: Layout,
     of: &Channels,
 ) -> Result<[Tensor; 2], Error> {
-    let zeros = || Tensor::zeros_on(stream, of.wide, &[of.channels]);
-    match of.count {
-        0 => Ok([zeros()?, zeros()?]),
-        1 => {
-            let mean = cast(stream, x, of.wide)?.reshape(&[of.channels])?;
-            Ok([mean, zeros()?])
-        }
-        count => {
-            let out =
-                batch_norm(stream, x, None, BatchNormOptions { eps: 0.0, layout, ..Default::default() })?;
-            let missing = || refused(OP, "x", "no statistics".to_owned(), "a batch with statistics");
-            let (mean, rstd) = (out.mean.ok_or_else(missing)?, out.rstd.ok_or_else(missing)?);
-            let spread = (Expr::scalar(0) / Expr::input(0).square(), &[count as f64][..]);
-            Ok([mean, map_new(stream, [rstd.as_ref()], spread, of.wide, &[of.channels])?])
-        }
+    if of.count == 0 {
+        let zeros = || Tensor::zeros_on(stream, of.wide, &[of.channels]);
+        return Ok([zeros()?, zeros()?]);
     }
+    let options = BatchNormOptions { eps: 0.0, layout, ..Default::default() };
+    let [mean, rstd] = batch_statistics(stream, x, options)?;
+    let spread = (Expr::scalar(0) / Expr::input(0).square(), &[of.count as f64][..]);
+    Ok([mean, map_new(stream, [rstd.as_ref()], spread, of.wide, &[of.channels])?])
 }
 
 /// [`batch_norm`](crate::batch_norm()) with the statistics of the batches of all ranks, as `torch.nn.SyncBatchNorm`; moves the running
@@ -201,20 +193,13 @@ pub fn sync_batch_norm_backward(
     };
     let ones = || Ok::<_, Error>(Tensor::ones_on(stream, of.wide, &[of.channels])?);
     let weight = widened(stream, options.weight, of.wide)?.map_or_else(ones, Ok)?;
-    let zeros = Tensor::zeros_on(stream, of.wide, &[of.channels])?;
-    // The gradient after the ReLU is that of a residual; whether there is one is all that is looked at.
-    let inner = BatchNormOptions {
-        weight: Some(&weight),
-        bias: Some(&zeros),
-        residual: options.relu.then_some(x),
-        ..options
-    };
     let (sums, masked) = if of.count == 0 {
-        ([zeros.clone_on(stream)?, zeros.clone_on(stream)?], None)
+        let zeros = Tensor::zeros_on(stream, of.wide, &[of.channels])?;
+        ([zeros.clone_on(stream)?, zeros], None)
     } else {
-        let local = batch_norm_inference_backward(stream, x, mean, &output.var, &output.norm, dy, inner)?;
-        let absent = || refused(OP, "weight", "no gradient".to_owned(), "a gradient");
-        ([local.dbias.ok_or_else(absent)?, local.dweight.ok_or_else(absent)?], local.dresidual)
+        let y = options.relu.then_some(&output.norm.y);
+        let BatchNormSums { dweight, dbias, g } = batch_norm_sums(stream, x, y, dy, [mean, rstd], options)?;
+        ([dbias, dweight], g)
     };
     let [dbias, dweight] = sums;
     let (mut all_dbias, mut all_dweight) = (of.empty(stream)?, of.empty(stream)?);

@@ -32,15 +32,11 @@ def _values(x: Tensor) -> int:
 
 def _local(x: Tensor) -> Tensor:
     """Means, sums of squared distances from them, and the number of values, of this rank, in one piece."""
-    channels, count, dtype = x.shape[1], _values(x), _wide(x)
-    if count > 1:
-        # A spread without eps says the sum of squares, down to 0.
-        _, mean, rstd = _native.batch_norm(x, training=True, eps=0.0, statistics=True)
-        return torch.cat((mean, count / rstd.square(), mean.new_full((1,), count)))
-    found = torch.zeros(2 * channels + 1, dtype=dtype, device=x.device)
-    if count:
-        found[:channels], found[-1] = x.reshape(channels), 1
-    return found
+    count = _values(x)
+    if not count:
+        return torch.zeros(2 * x.shape[1] + 1, dtype=_wide(x), device=x.device)
+    mean, rstd = _native.batch_norm_statistics(x, 0.0)
+    return torch.cat((mean, count / rstd.square(), mean.new_full((1,), count)))
 
 
 def _merge(of_ranks: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
@@ -84,40 +80,23 @@ class _SyncBatchNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Any:
         x, weight, mean, var, count = ctx.saved_tensors
-        ones = torch.ones_like(mean)
-        # Of dy, and of dy times the normalised x.
+        rstd = (var + ctx.eps).rsqrt()
+        # Of dy times the normalised x, and of dy.
         sums = torch.zeros((2, len(mean)), dtype=mean.dtype, device=mean.device)
         if _values(x):
-            _, of_weight, of_bias, *_ = _native.batch_norm_inference_backward(
-                x, dy, mean, var, ones, torch.zeros_like(mean), ctx.eps
-            )
-            sums[0], sums[1] = of_bias, of_weight
+            _native.batch_norm_sums(x, dy, mean, rstd, out=(sums[0], sums[1]))
         of_x, of_weight, of_bias = ctx.needs_input_grad[:3]
         # Those of the parameters are of this rank, as of other layers.
-        dweight = sums[1].to(weight.dtype, copy=True) if of_weight else None
-        dbias = sums[0].to(ctx.of_bias, copy=True) if of_bias else None
+        dweight = sums[0].to(weight.dtype, copy=True) if of_weight else None
+        dbias = sums[1].to(ctx.of_bias, copy=True) if of_bias else None
         dx = None
         if of_x:
             ctx.ranks.all_reduce(sums)
-            dx = _dx(x, dy, ones if weight is None else weight.to(mean.dtype), mean, var, sums, count, ctx.eps)
+            of_dy = rstd if weight is None else rstd * weight
+            slope, shift = sums / -count
+            coefficients = torch.stack((mean, of_dy, of_dy * rstd * slope, of_dy * shift))
+            dx = _native.batch_norm_gradient(x, dy, coefficients) if _values(x) else torch.empty_like(x)
         return dx, dweight, dbias, None, None, None, None
-
-
-def _dx(
-    x: Tensor, dy: Tensor, weight: Tensor, mean: Tensor, var: Tensor, sums: Tensor, count: Tensor, eps: float
-) -> Tensor:
-    """The gradient of `x` from the sums over all ranks."""
-    if not _values(x):
-        return torch.empty_like(x)
-    rstd = (var + eps).rsqrt()
-    shift, slope = sums / count
-    vectors = [weight * rstd, mean, shift, slope * rstd]
-    expr = "mul(x2, sub(sub(x0, x4), mul(sub(x1, x3), x5)))"
-    if not x.is_contiguous() and x.dim() > 2 and x.movedim(1, -1).is_contiguous():
-        dx = _native.elementwise(expr, dy.movedim(1, -1), x.movedim(1, -1), *vectors, dtype=x.dtype)
-        return dx.movedim(-1, 1)
-    beside = (len(mean), *[1] * (x.dim() - 2))
-    return _native.elementwise(expr, dy, x, *(v.view(beside) for v in vectors), dtype=x.dtype)
 
 
 @torch.compiler.disable
