@@ -305,10 +305,10 @@ def cross_entropy(here: Here) -> None:
 
 def attend(here: Here, dtype: torch.dtype, causal: bool, method: str, heads: int, scale: float | None) -> list[torch.Tensor]:
     about = dtype, causal, method, heads
-    length, dim = 8 * here.size, 16
-    q = normal(2, length, 4, dim, here=here, dtype=dtype)
-    k, v = (normal(2, length, heads, dim, here=here, dtype=dtype) for _ in range(2))
-    dy = normal(2, length, 4, dim, here=here, dtype=dtype)
+    batch, length, dim = heads // 2, 8 * here.size, 16
+    q = normal(batch, length, 4, dim, here=here, dtype=dtype)
+    k, v = (normal(batch, length, heads, dim, here=here, dtype=dtype) for _ in range(2))
+    dy = normal(batch, length, 4, dim, here=here, dtype=dtype)
     exact = [leaf(t, torch.float64) for t in (q, k, v)]
     turned = [t.transpose(1, 2) for t in exact]
     turned[1:] = [t.repeat_interleave(4 // heads, 1) for t in turned[1:]]

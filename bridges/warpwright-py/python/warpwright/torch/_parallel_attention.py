@@ -62,11 +62,11 @@ class _Options:
                 held = coming.wait()
 
 
-def _merge(o: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
-    """Adds what further keys give: `o += sigmoid(lse_b - lse) (o_b - o)`, then `lse += softplus(lse_b - lse)`."""
+def _merge(o: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> Tuple[Tensor, Tensor]:
+    """With what further keys give: `o + sigmoid(lse_b - lse) (o_b - o)`, and `lse + softplus(lse_b - lse)`."""
     beside, of_part = (t.transpose(1, 2).unsqueeze(-1) for t in (lse, part_lse))
-    _native.elementwise("add(x0, mul(sigmoid(sub(x3, x1)), sub(x2, x0)))", o, beside, part, of_part, out=o)
-    _native.elementwise("add(x0, softplus(sub(x1, x0)))", lse, part_lse, out=lse)
+    merged = _native.elementwise("add(x0, mul(sigmoid(sub(x3, x1)), sub(x2, x0)))", o, beside, part, of_part)
+    return merged, _native.elementwise("add(x0, softplus(sub(x1, x0)))", lse, part_lse)
 
 
 class _Ring(torch.autograd.Function):
@@ -83,9 +83,11 @@ class _Ring(torch.autograd.Function):
             if o is None:
                 o, lse = part.to(_wide(q)), part_lse
             elif last_queries:
-                _merge(_second(o), _second(lse, 2), part, part_lse)
+                halves = _second(o), _second(lse, 2)
+                for half, merged in zip(halves, _merge(*halves, part, part_lse)):
+                    half.copy_(merged)
             else:
-                _merge(o, lse, part, part_lse)
+                o, lse = _merge(o, lse, part, part_lse)
         o = o.to(q.dtype)
         ctx.save_for_backward(q, k, v, o, lse)
         ctx.options = options
