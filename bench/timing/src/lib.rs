@@ -21,6 +21,27 @@ pub struct Ready<O: Operation> {
 /// Tensors that plans of one product share: their slot, type and length.
 pub type Shared = HashMap<(usize, DType, usize), Rc<Tensor>>;
 
+/// Elements in all heads of attention.
+const ELEMENTS: usize = 2048;
+/// Heads whose elements are no divisor of these.
+const HEADS: usize = 16;
+
+/// How many heads attention is timed with, for head dimensions of queries and keys and of values.
+pub const fn heads_of([width, value_width]: [usize; 2]) -> usize {
+    if width == value_width && ELEMENTS.is_multiple_of(width) { ELEMENTS / width } else { HEADS }
+}
+
+/// These head dimensions from an argument such as `64`, or `192v128` where values have others.
+pub fn widths_of(arg: &str) -> Option<[usize; 2]> {
+    let (width, value_width) = arg.split_once('v').unwrap_or((arg, arg));
+    Some([width.parse().ok()?, value_width.parse().ok()?])
+}
+
+/// The argument for these head dimensions.
+pub fn name_of([width, value_width]: [usize; 2]) -> String {
+    if width == value_width { width.to_string() } else { format!("{width}v{value_width}") }
+}
+
 /// Random bits.
 fn random(state: &mut u64) -> u64 {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

@@ -1,7 +1,7 @@
 //! Times the attention backward kernels on a GPU, in microseconds: every `wgmma` layout beside those of `mma.sync`, and how far
 //! their results are apart.
 //!
-//!     cargo run --release -p warpwright-timing --bin attention_backward_time [-- HEAD_DIM ...]
+//!     cargo run --release -p warpwright-timing --bin attention_backward_time [-- HEAD_DIM[v VALUE_HEAD_DIM] ...]
 //!
 //! `-- fused [HEAD_DIM ...]` times the layouts of one sweep for all gradients beside the two sweeps that are chosen, for several lengths
 //! of the sequences, and says whether many runs give the same bits. `-- ptx DIR` writes the kernels' texts instead; `-- mma [HEAD_DIM ...]` times layouts of `mma.sync` under a mask, with dropout
@@ -14,17 +14,19 @@ use warpwright::attention::tuning::{self, Config, Mma, WgmmaFused, WgmmaSweep, W
 use warpwright::attention::{AttentionBackwardDesc, AttentionDesc, AttentionOptions, BackwardAlgorithm};
 use warpwright::plan::{Access, Layout, Real, TensorSpec};
 use warpwright::{DType, Device, Error, Operation, Plan, Stream, Target, Tensor};
+use warpwright_timing::{heads_of, name_of, widths_of};
 
 const TOKENS: usize = 16_384;
 const SEQUENCE: usize = 4096;
-const ELEMENTS: usize = 2048;
 const SAMPLES: usize = 9;
 
 /// Layouts of the sweeps, what is chosen first.
-fn layouts(width: u32) -> Vec<WgmmaSweeps> {
-    let of = |groups, columns, tiles, held| WgmmaSweep { groups, columns, tiles, width, held };
-    let mut all: Vec<_> =
-        tuning::wgmma_sweeps(DType::BF16, Target::sm(90), width as usize).into_iter().collect();
+fn layouts(widths: [u32; 2]) -> Vec<WgmmaSweeps> {
+    let chosen = tuning::wgmma_sweeps(DType::BF16, Target::sm(90), widths);
+    let [width, value_width] =
+        chosen.map_or(widths, |sweeps| [sweeps.queries.width, sweeps.queries.value_width]);
+    let of = |groups, columns, tiles, held| WgmmaSweep { groups, columns, tiles, width, value_width, held };
+    let mut all: Vec<_> = chosen.into_iter().collect();
     let mut with = |queries, keys, values| all.push(WgmmaSweeps { queries, keys, values });
     match width {
         64 => {
@@ -36,6 +38,12 @@ fn layouts(width: u32) -> Vec<WgmmaSweeps> {
             with(of(2, 80, 6, false), of(2, 32, 8, false), Some(of(2, 64, 6, true)));
             with(of(2, 64, 6, true), of(2, 32, 8, false), None);
         }
+        160 | 192 => {
+            with(of(2, 48, 6, false), of(2, 48, 6, false), Some(of(2, 64, 6, false)));
+            with(of(2, 32, 8, false), of(2, 32, 8, false), Some(of(2, 48, 8, false)));
+            with(of(2, 64, 5, false), of(2, 64, 5, false), Some(of(2, 80, 5, false)));
+            with(of(2, 64, 5, false), of(2, 16, 12, false), None);
+        }
         _ => {
             with(of(2, 32, 6, false), of(2, 32, 6, false), Some(of(2, 64, 4, false)));
             with(of(2, 48, 4, false), of(2, 48, 4, false), Some(of(2, 32, 8, false)));
@@ -44,15 +52,16 @@ fn layouts(width: u32) -> Vec<WgmmaSweeps> {
     all
 }
 
-fn problem(width: usize, options: AttentionOptions) -> AttentionBackwardDesc {
-    problem_of(width, SEQUENCE, options)
+fn problem(widths: [usize; 2], options: AttentionOptions) -> AttentionBackwardDesc {
+    problem_of(widths, SEQUENCE, options)
 }
 
-fn problem_of(width: usize, sequence: usize, options: AttentionOptions) -> AttentionBackwardDesc {
-    let q = Layout::contiguous([TOKENS / sequence, sequence, ELEMENTS / width, width]);
+fn problem_of(widths: [usize; 2], sequence: usize, options: AttentionOptions) -> AttentionBackwardDesc {
+    let [q, v] =
+        widths.map(|width| Layout::contiguous([TOKENS / sequence, sequence, heads_of(widths), width]));
     let dbias = options.bias.is_some();
-    let forward = AttentionDesc { dtype: DType::BF16, q, k: q, v: q, o: q, options };
-    AttentionBackwardDesc { forward, dy: q, dq: q, dk: q, dv: q, dbias, dsinks: false }
+    let forward = AttentionDesc { dtype: DType::BF16, q, k: q, v, o: v, options };
+    AttentionBackwardDesc { forward, dy: v, dq: q, dk: q, dv: v, dbias, dsinks: false }
 }
 
 fn masked(causal: bool) -> AttentionOptions {
@@ -71,7 +80,7 @@ fn plans_of_blocks(
     target: Target,
 ) -> Result<Vec<Plan<AttentionBackwardDesc>>, Error> {
     let mut plans = vec![desc.plan(target)?];
-    for config in blocks(desc.forward.q.shape[3] as u32) {
+    for config in blocks(widest(desc) as u32) {
         plans.extend(desc.plan_with(target, [config; 2].into()));
     }
     Ok(plans)
@@ -145,13 +154,18 @@ fn distance(a: &[f32], b: &[f32]) -> f64 {
     (difference / b.iter().map(|b| square(*b)).sum::<f64>()).sqrt()
 }
 
+/// The longer one of a head of queries and of one of values.
+fn widest(desc: &AttentionBackwardDesc) -> usize {
+    desc.forward.q.shape[3].max(desc.forward.v.shape[3])
+}
+
 fn plans(desc: &AttentionBackwardDesc, target: Target) -> Result<Vec<Plan<AttentionBackwardDesc>>, Error> {
-    let width = desc.forward.q.shape[3];
+    let width = widest(desc);
     let blocks = [tuning::Work::Queries, tuning::Work::KeysAndValues]
         .map(|work| tuning::mma(work, target, width, desc.forward.options.kind()));
     let [Some(queries), Some(keys)] = blocks else { return Ok(Vec::new()) };
     let mut plans = vec![desc.plan_with(target, [queries, keys].into())?];
-    for configs in layouts(width as u32) {
+    for configs in layouts([desc.forward.q, desc.forward.v].map(|layout| layout.shape[3] as u32)) {
         plans.extend(desc.plan_with(target, BackwardAlgorithm::Wgmma(configs)));
     }
     Ok(plans)
@@ -168,7 +182,7 @@ fn measure(
     time(stream, &forward, &of_forward)?;
     let named = |name: &str| forward.tensors().iter().position(|spec| spec.name == name).unwrap_or(0);
     let given = ["q", "k", "v", "bias", "o", "lse"].map(|name| (name, Rc::clone(&of_forward[named(name)])));
-    let elements = TOKENS * ELEMENTS;
+    let elements = desc.dy.elements().unwrap_or(0);
     let dy = Tensor::from_bytes(device, DType::BF16, &random(elements, 99), &[elements])?;
     let given: Vec<_> = given.into_iter().chain([("dy", Rc::new(dy))]).collect();
     let mut first: Option<Vec<Vec<f32>>> = None;
@@ -204,12 +218,15 @@ fn measure(
 const RUNS: usize = 20;
 
 /// The two sweeps, and all layouts of one sweep; the first of these with other numbers of heads side by side, too.
-fn fused_algorithms(width: usize, target: Target) -> Vec<(String, BackwardAlgorithm)> {
-    let sweeps = tuning::wgmma_sweeps(DType::BF16, target, width).map(BackwardAlgorithm::Wgmma);
+fn fused_algorithms(widths: [usize; 2], target: Target) -> Vec<(String, BackwardAlgorithm)> {
+    let width = widths[0].max(widths[1]);
+    let sweeps = tuning::wgmma_sweeps(DType::BF16, target, widths.map(|width| width as u32))
+        .map(BackwardAlgorithm::Wgmma);
     let mut all: Vec<_> = sweeps.into_iter().map(|algorithm| ("two sweeps".to_owned(), algorithm)).collect();
     for (i, layout) in tuning::wgmma_fused_layouts(width).into_iter().enumerate() {
-        let WgmmaFused { columns, tiles, ahead, .. } = layout;
-        let name = format!("{columns} queries, {tiles} tiles{}", if ahead { ", ahead" } else { "" });
+        let WgmmaFused { columns, tiles, width, ahead } = layout;
+        let name =
+            format!("d{width}, {columns} queries, {tiles} tiles{}", if ahead { ", ahead" } else { "" });
         all.push((name.clone(), BackwardAlgorithm::WgmmaFused { layout, heads_at_once: None }));
         let others = [1, 4, 16].map(Some).into_iter().filter(|_| i == 0);
         all.extend(others.map(|heads_at_once| {
@@ -244,6 +261,7 @@ fn measure_fused(
     inputs: &[(&str, Rc<Tensor>)],
 ) -> Result<(), Error> {
     let [batch, sequence, heads, width] = desc.forward.q.shape;
+    let widths = [width, desc.forward.v.shape[3]];
     let causal = desc.forward.options.causal;
     let forward = desc.forward.plan(device.target())?;
     let of_forward = tensors(device, &forward, inputs)?;
@@ -251,11 +269,11 @@ fn measure_fused(
     let named = |name: &str| forward.tensors().iter().position(|spec| spec.name == name).unwrap_or(0);
     let given = ["q", "k", "v", "o", "lse"].map(|name| (name, Rc::clone(&of_forward[named(name)])));
     let given: Vec<_> = given.into_iter().chain(inputs.iter().cloned()).collect();
-    let operations =
-        10.0 * (batch * heads) as f64 * (sequence * sequence * width) as f64 / if causal { 2.0 } else { 1.0 };
-    println!("d{width} sequence {sequence} {}", if causal { "causal" } else { "full" });
+    let operations = 5.0 * (batch * heads) as f64 * (sequence * sequence * (widths[0] + widths[1])) as f64
+        / if causal { 2.0 } else { 1.0 };
+    println!("d{} sequence {sequence} {}", name_of(widths), if causal { "causal" } else { "full" });
     let mut first: Option<Vec<Vec<f32>>> = None;
-    for (name, algorithm) in fused_algorithms(width, device.target()) {
+    for (name, algorithm) in fused_algorithms(widths, device.target()) {
         let Ok(plan) = desc.plan_with(device.target(), algorithm) else { continue };
         let of_plan = tensors(device, &plan, &given)?;
         plan.warm_up(device)?;
@@ -307,18 +325,18 @@ fn measure_fused(
 }
 
 /// Times one sweep for all gradients.
-fn fused((device, stream): (&Device, &Stream), widths: &[usize]) -> Result<(), Error> {
-    let elements = TOKENS * ELEMENTS;
-    let input = |(seed, name): (u64, &'static str)| {
+fn fused((device, stream): (&Device, &Stream), all: &[[usize; 2]]) -> Result<(), Error> {
+    let input = |(seed, name, elements): (u64, &'static str, usize)| {
         let tensor = Tensor::from_bytes(device, DType::BF16, &random(elements, seed), &[elements])?;
         Ok((name, Rc::new(tensor)))
     };
-    let inputs = [(1, "q"), (2, "k"), (3, "v"), (99, "dy")].map(input);
-    let inputs = inputs.into_iter().collect::<Result<Vec<_>, Error>>()?;
-    for width in widths {
+    for widths in all {
+        let [q, v] = widths.map(|width| TOKENS * heads_of(*widths) * width);
+        let inputs = [(1, "q", q), (2, "k", q), (3, "v", v), (99, "dy", v)].map(input);
+        let inputs = inputs.into_iter().collect::<Result<Vec<_>, Error>>()?;
         for sequence in [4096, 1024, 16384, 512] {
             for causal in [false, true] {
-                measure_fused((device, stream), &problem_of(*width, sequence, masked(causal)), &inputs)?;
+                measure_fused((device, stream), &problem_of(*widths, sequence, masked(causal)), &inputs)?;
             }
         }
     }
@@ -326,10 +344,10 @@ fn fused((device, stream): (&Device, &Stream), widths: &[usize]) -> Result<(), E
 }
 
 fn write(directory: &Path) -> Result<(), Error> {
-    for width in [64, 128, 256] {
+    for widths in [[64; 2], [128; 2], [160; 2], [192, 128], [192; 2], [256; 2]] {
         for causal in [false, true] {
-            let desc = problem(width, masked(causal));
-            for configs in layouts(width as u32) {
+            let desc = problem(widths, masked(causal));
+            for configs in layouts(widths.map(|width| width as u32)) {
                 let plan = desc.plan_with(Target::sm(90), BackwardAlgorithm::Wgmma(configs))?;
                 for step in plan.steps().iter().skip(1) {
                     let kernel = step.kernel();
@@ -349,15 +367,15 @@ fn main() -> Result<(), Error> {
     {
         return write(Path::new(directory));
     }
-    let widths: Vec<usize> = args.iter().filter_map(|arg| arg.parse().ok()).collect();
+    let widths: Vec<[usize; 2]> = args.iter().filter_map(|arg| widths_of(arg)).collect();
     let device = Device::best();
     let (stream, target) = (device.stream()?, device.target());
     println!("{}, {target}", device.name());
     if args.first().is_some_and(|mode| mode == "fused") {
-        return fused((&device, &stream), if widths.is_empty() { &[128, 64] } else { &widths });
+        return fused((&device, &stream), if widths.is_empty() { &[[128; 2], [64; 2]] } else { &widths });
     }
     let of_blocks = args.first().is_some_and(|mode| mode == "mma");
-    for width in if widths.is_empty() { vec![64, 128, 256] } else { widths } {
+    for widths in if widths.is_empty() { vec![[64; 2], [128; 2], [256; 2]] } else { widths } {
         let bias = Some(Layout::contiguous([1, 1, SEQUENCE, SEQUENCE]));
         let dropout = Some(Real::new(0.1));
         let cases = [
@@ -367,9 +385,9 @@ fn main() -> Result<(), Error> {
             ("bias", AttentionOptions { bias, ..masked(false) }),
         ];
         for (what, options) in cases.into_iter().take(if of_blocks { 4 } else { 2 }) {
-            let desc = problem(width, options);
+            let desc = problem(widths, options);
             let plans = if of_blocks { plans_of_blocks(&desc, target)? } else { plans(&desc, target)? };
-            measure((&device, &stream), &format!("d{width} {what}"), &desc, plans)?;
+            measure((&device, &stream), &format!("d{} {what}", name_of(widths)), &desc, plans)?;
         }
     }
     Ok(())

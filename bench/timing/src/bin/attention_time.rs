@@ -1,17 +1,17 @@
 //! Times attention forward with every kernel that there is for it, in microseconds and TFLOP/s: 16384 tokens, 2048 elements in
-//! all heads, bf16.
+//! all heads, or 16 heads where they do not come out even, bf16.
 //!
-//!     cargo run --release -p warpwright-timing --bin attention_time [-- HEAD_DIM,SEQUENCE,CAUSAL[,DROPOUT] ...]
+//!     cargo run --release -p warpwright-timing --bin attention_time [-- HEAD_DIM[v VALUE_HEAD_DIM],SEQUENCE,CAUSAL[,DROPOUT] ...]
 //!
-//! With dropout, of so many hundredths, every block layout that is tried for it.
+//! `192v128` are heads of 192 elements whose values have 128. With dropout, of so many hundredths, every block layout that is tried for it.
 
 use warpwright::attention::tuning::{self, Config, Mma};
 use warpwright::attention::{Algorithm, AttentionDesc, AttentionOptions};
 use warpwright::plan::{Access, Layout, Real};
 use warpwright::{DType, Device, Error, Plan, Stream, Target, Tensor};
+use warpwright_timing::{heads_of, name_of, widths_of};
 
 const TOKENS: usize = 16384;
-const ELEMENTS: usize = 2048;
 const WIDTHS: [usize; 3] = [64, 128, 256];
 const SEQUENCES: [usize; 6] = [512, 1024, 2048, 4096, 8192, 16384];
 const SAMPLES: usize = 9;
@@ -38,32 +38,35 @@ fn normal(len: usize, seed: u64) -> Vec<u8> {
     out.into_iter().cycle().take(2 * len).collect()
 }
 
-/// Head dimension, sequence, causal, hundredths of dropout.
-type Case = (usize, usize, bool, usize);
+/// Head dimensions of queries and keys and of values, sequence, causal, hundredths of dropout.
+type Case = ([usize; 2], usize, bool, usize);
 
-fn desc((width, sequence, causal, dropout): Case) -> AttentionDesc {
-    let layout = Layout::contiguous([TOKENS / sequence, sequence, ELEMENTS / width, width]);
+fn desc(([width, value_width], sequence, causal, dropout): Case) -> AttentionDesc {
+    let of = |elements| {
+        Layout::contiguous([TOKENS / sequence, sequence, heads_of([width, value_width]), elements])
+    };
+    let (q, v) = (of(width), of(value_width));
     let dropout = (dropout > 0).then(|| Real::new(dropout as f64 / 100.0));
     let options = AttentionOptions { causal, dropout, ..AttentionOptions::default() };
-    AttentionDesc { dtype: DType::BF16, q: layout, k: layout, v: layout, o: layout, options }
+    AttentionDesc { dtype: DType::BF16, q, k: q, v, o: v, options }
 }
 
 /// The plan that tuning chooses, one without tensor copies, and those with each layout of warpgroups; with dropout, which these do not
 /// take, others without tensor copies.
 fn plans(desc: &AttentionDesc, target: Target) -> Vec<Plan<AttentionDesc>> {
-    let width = desc.q.shape[3];
-    let mut mma: Vec<_> =
-        tuning::mma(tuning::Work::Forward, target, width, desc.options.kind()).into_iter().collect();
+    let [width, value_width] = [desc.q, desc.v].map(|layout| layout.shape[3] as u32);
+    let widest = width.max(value_width);
+    let mut mma: Vec<_> = tuning::mma(tuning::Work::Forward, target, widest as usize, desc.options.kind())
+        .into_iter()
+        .collect();
     if desc.options.dropout.is_some() {
         mma.extend([(4, 2, 64), (4, 2, 32), (4, 1, 64), (4, 1, 32), (8, 1, 64), (8, 1, 32)].map(
-            |(warps, slabs, columns)| {
-                Config::Mma(Mma { warps, slabs, columns, width: width as u32, vector: 8 })
-            },
+            |(warps, slabs, columns)| Config::Mma(Mma { warps, slabs, columns, width: widest, vector: 8 }),
         ));
     }
     let mut all: Vec<_> =
         mma.into_iter().filter_map(|config| desc.plan_with(target, config.into()).ok()).collect();
-    for layout in tuning::wgmma_layouts(width) {
+    for layout in tuning::wgmma_layouts([width, value_width]) {
         all.extend(desc.plan_with(target, Algorithm::Wgmma { layout, blocks: None }).ok());
     }
     all
@@ -119,25 +122,26 @@ fn distance(a: &[u8], b: &[u8]) -> f64 {
 
 fn main() -> Result<(), Error> {
     let asked = std::env::args().skip(1).filter_map(|arg| {
-        let parts: Vec<usize> = arg.split(',').filter_map(|part| part.parse().ok()).collect();
-        let [width, sequence, causal, dropout @ ..] = &parts[..] else { return None };
-        Some((*width, *sequence, *causal > 0, dropout.first().copied().unwrap_or(0)))
+        let (widths, rest) = arg.split_once(',')?;
+        let parts: Vec<usize> = rest.split(',').filter_map(|part| part.parse().ok()).collect();
+        let [sequence, causal, dropout @ ..] = &parts[..] else { return None };
+        Some((widths_of(widths)?, *sequence, *causal > 0, dropout.first().copied().unwrap_or(0)))
     });
     let mut cases: Vec<Case> = asked.collect();
     if cases.is_empty() {
         for width in WIDTHS {
             for causal in [false, true] {
-                cases.extend(SEQUENCES.map(|sequence| (width, sequence, causal, 0)));
+                cases.extend(SEQUENCES.map(|sequence| ([width; 2], sequence, causal, 0)));
             }
         }
     }
     let device = Device::best();
     let (stream, target) = (device.stream()?, device.target());
     println!("{}, {target}", device.name());
-    let tensor = |seed| {
-        Tensor::from_bytes(&device, DType::BF16, &normal(TOKENS * ELEMENTS, seed), &[TOKENS * ELEMENTS])
+    let tensor = |(seed, layout): (u64, Layout)| {
+        let len = layout.elements().unwrap_or(0);
+        Tensor::from_bytes(&device, DType::BF16, &normal(len, seed), &[len])
     };
-    let inputs = [tensor(1)?, tensor(2)?, tensor(3)?];
     let all: Vec<_> = cases.iter().map(|case| plans(&desc(*case), target)).collect();
     // The driver compiles kernels side by side.
     let kernels: std::collections::BTreeMap<&str, &Plan<AttentionDesc>> =
@@ -148,9 +152,13 @@ fn main() -> Result<(), Error> {
         let threads: Vec<_> = kernels.into_values().map(compile).collect();
         threads.into_iter().try_for_each(|thread| thread.join().unwrap_or(Ok(())))
     })?;
-    for ((width, sequence, causal, dropout), plans) in cases.into_iter().zip(&all) {
+    for (case @ (widths, sequence, causal, dropout), plans) in cases.into_iter().zip(&all) {
+        let elements = heads_of(widths) * (widths[0] + widths[1]);
         let operations =
-            4.0 * TOKENS as f64 * ELEMENTS as f64 * sequence as f64 / if causal { 2.0 } else { 1.0 };
+            2.0 * TOKENS as f64 * elements as f64 * sequence as f64 / if causal { 2.0 } else { 1.0 };
+        let desc = desc(case);
+        let inputs = [(1, desc.q), (2, desc.k), (3, desc.v)].map(tensor);
+        let inputs = inputs.into_iter().collect::<Result<Vec<_>, _>>()?;
         let mut first: Option<Vec<u8>> = None;
         for plan in plans {
             let (bytes, us) = run((&device, &stream), plan, &inputs)?;
@@ -158,7 +166,8 @@ fn main() -> Result<(), Error> {
             let apart = distance(first.get_or_insert_with(|| bytes.clone()), &bytes);
             let rate = operations / us / 1e6;
             println!(
-                "d{width} {sequence} causal={causal} dropout={dropout}% {us:9.1} us {rate:6.0} TFLOP/s  {kernel}, {apart:.1e}"
+                "d{} {sequence} causal={causal} dropout={dropout}% {us:9.1} us {rate:6.0} TFLOP/s  {kernel}, {apart:.1e}",
+                name_of(widths)
             );
         }
     }

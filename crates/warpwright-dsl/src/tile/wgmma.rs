@@ -43,16 +43,16 @@ pub type Part<'k> = (PanelTile, U64<'k>);
 /// A tile in shared memory as panels that `wgmma` reads: each 128 bytes wide, its rows one after the other with
 /// their 16-byte pieces swizzled, as a tensor copy with [`TensorSwizzle::B128`] leaves a box. With [`Major::K`] a panel has
 /// `outer` rows of [`width`](Self::width) of the common dimension; with [`Major::Mn`], for 16-bit elements, it has `depth` rows of 64 of
-/// the outer one. Panels follow each other.
+/// the outer one. Panels follow each other; of the last one products read only what belongs to the tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PanelTile {
     /// Type of the elements: `f16`, `bf16`, 8-bit floats or integers, or `f32`, which copies round to `tf32`.
     pub dtype: DType,
     /// Which index is contiguous in memory.
     pub major: Major,
-    /// Rows of A or columns of B, a multiple of 8 up to 256; with [`Major::Mn`] of 64.
+    /// Rows of A, a multiple of 64, or columns of B, a multiple of 8 up to 256.
     pub outer: u32,
-    /// How much of the common dimension it has, a multiple of 16 up to 256; with [`Major::K`] of the width.
+    /// How much of the common dimension it has, a multiple of that of one product, up to 256.
     pub depth: u32,
 }
 
@@ -70,9 +70,18 @@ impl PanelTile {
         Self::width_of(self.dtype)
     }
 
-    /// Bytes of the tile.
+    /// Bytes of the tile: of whole panels.
     pub const fn bytes(self) -> u32 {
-        self.outer * self.depth * self.dtype.bytes() as u32
+        self.panels() * self.rows() * PANEL_BYTES
+    }
+
+    /// Panels of the tile.
+    const fn panels(self) -> u32 {
+        let along = match self.major {
+            Major::K => self.depth,
+            Major::Mn => self.outer,
+        };
+        along.div_ceil(self.width())
     }
 
     /// The common dimension of one product.
@@ -192,7 +201,7 @@ impl PanelTile {
             let first = depth.min(self.depth) * pieces + thread;
             k.for_each(k.range(first, self.depth * pieces, threads), |piece| {
                 let at = piece.mul_add(PIECE, to);
-                for panel in 0..self.outer / Self::WIDTH {
+                for panel in 0..self.panels() {
                     k.emit(Inst::St {
                         space: StateSpace::Shared,
                         ty: ScalarType::B32,
@@ -241,7 +250,8 @@ impl PanelTile {
             let panel = |first: u32| {
                 let at = address + first / Self::WIDTH * self.rows() * PANEL_BYTES;
                 let reader = SharedTile::at_address(layout, at).reader_a(atom, Major::K, row);
-                (0..Self::WIDTH).step_by(DEPTH as usize).flat_map(move |depth| reader.load(0, depth).words())
+                let depths = (0..Self::WIDTH.min(self.depth - first)).step_by(DEPTH as usize);
+                depths.flat_map(move |depth| reader.load(0, depth).words())
             };
             (0..self.depth).step_by(Self::WIDTH as usize).flat_map(panel).collect()
         })

@@ -43,8 +43,8 @@
 //! copies of the inputs for that, of their size. Results are the same from run to run.
 //!
 //! On sm_90 gradients of 16-bit types with up to 128 elements a head and at least 512 queries are computed in one sweep, in which blocks add up those of
-//! the queries in a fixed order. Their workspace holds these sums, `batch * heads * queries * head_dim` numbers of f32 with `head_dim` rounded up to 64
-//! or 128 and `queries` to whole tiles of 128 or 64, and a few bytes more for each query.
+//! the queries in a fixed order. Their workspace holds these sums, `batch * heads * queries * head_dim` numbers of f32 with `head_dim` rounded up to 64,
+//! 80, 96, 112 or 128 and `queries` to whole tiles of 128, 80 or 64, and a few bytes more for each query.
 
 mod functions;
 mod kernels;

@@ -418,32 +418,60 @@ pub const ENOUGH_ROWS_FORWARD: u32 = 384;
 /// The same for the gradients.
 pub const ENOUGH_ROWS_BACKWARD: u32 = 256;
 
-/// Layouts of the forward kernel of sm_90a for head dimensions up to `width`, the one that is chosen first; for comparisons.
-pub fn wgmma_layouts(width: usize) -> Vec<Wgmma> {
-    let layout = |groups, columns, width, stages, lazy_rescale| {
+/// Head dimensions of queries and keys, and of values, that the forward kernel of sm_90a is compiled for. In between, what others hold is
+/// multiplied with zeros: every multiple of 16 would be four times as many kernels for at most a fifth of the products.
+pub const FORWARD_WIDTHS: [[u32; 2]; 9] =
+    [[64; 2], [80; 2], [96; 2], [112; 2], [128; 2], [160; 2], [192, 128], [192; 2], [256; 2]];
+
+/// The same of the sweeps for the gradients. Heads of 65 to 112 elements come here with few queries alone.
+pub const SWEEP_WIDTHS: [[u32; 2]; 6] = [[64; 2], [128; 2], [160; 2], [192, 128], [192; 2], [256; 2]];
+
+/// The same of the kernel for all gradients at once, for the longer of both rows.
+pub const FUSED_WIDTHS: [u32; 5] = [64, 80, 96, 112, 128];
+
+/// The first of `all` that holds rows of `widths` elements.
+fn holding(all: &[[u32; 2]], widths: [u32; 2]) -> Option<[u32; 2]> {
+    all.iter().copied().find(|most| widths[0] <= most[0] && widths[1] <= most[1])
+}
+
+/// Layouts of the forward kernel of sm_90a for head dimensions up to `widths`, of queries and keys and of values, the one that is chosen
+/// first; for comparisons.
+pub fn wgmma_layouts(widths: [u32; 2]) -> Vec<Wgmma> {
+    let Some([width, value_width]) = holding(&FORWARD_WIDTHS, widths) else { return Vec::new() };
+    let layout = |(groups, columns, stages): (u32, u32, u32)| {
+        let lazy_rescale = value_width > 128;
+        let ping_pong = true;
         let chosen =
-            Wgmma { groups, columns, width, stages, ping_pong: true, lazy_rescale, persistent: false };
+            Wgmma { groups, columns, width, value_width, stages, ping_pong, lazy_rescale, persistent: false };
         let others = [(true, !lazy_rescale), (false, lazy_rescale), (false, !lazy_rescale)]
             .map(|(ping_pong, lazy_rescale)| Wgmma { ping_pong, lazy_rescale, ..chosen });
         std::iter::once(chosen).chain(others)
     };
-    let of_width = match width {
-        0..=64 => [layout(3, 128, 64, 3, false), layout(2, 128, 64, 3, false)],
-        65..=128 => [layout(2, 128, 128, 2, false), layout(2, 112, 128, 2, false)],
-        _ => [layout(2, 64, 256, 2, true), layout(2, 80, 256, 2, true)],
+    let of_width: &[(u32, u32, u32)] = match [width, value_width] {
+        [64, _] => &[(3, 128, 3), (2, 128, 3)],
+        [80, _] => &[(3, 112, 3), (3, 96, 3), (2, 128, 2), (2, 160, 2)],
+        [96, _] => &[(3, 112, 3), (3, 96, 3), (2, 128, 2), (2, 144, 2)],
+        [112, _] => &[(2, 128, 2), (2, 144, 2), (3, 80, 3)],
+        [128, _] => &[(2, 128, 2), (2, 112, 2)],
+        [160, _] => &[(2, 112, 2), (2, 96, 2), (2, 80, 2)],
+        [192, 128] => &[(2, 128, 2), (2, 112, 2)],
+        [192, _] => &[(2, 112, 2), (2, 96, 2), (2, 80, 2)],
+        _ => &[(2, 64, 2), (2, 80, 2)],
     };
     let both = |layout| [layout, Wgmma { persistent: true, ..layout }];
-    if width > MAX_WIDTH { Vec::new() } else { of_width.into_iter().flatten().flat_map(both).collect() }
+    of_width.iter().copied().flat_map(layout).flat_map(both).collect()
 }
 
-/// How the forward kernel of sm_90a lays out its blocks for head dimensions up to `width`. A bias, whose places take registers, gets
-/// smaller blocks, and so do few tiles of keys of which a mask leaves out many.
-pub fn wgmma(width: u32, bias: bool, few: bool) -> Option<Wgmma> {
-    let layout = wgmma_layouts(width as usize).first().copied()?;
-    Some(match layout.width {
-        64 if bias => Wgmma { groups: 2, columns: 112, ..layout },
-        64 if few => Wgmma { groups: 2, ..layout },
-        128 if bias => Wgmma { columns: 96, ..layout },
+/// How the forward kernel of sm_90a lays out its blocks for head dimensions up to `widths`, of queries and keys and of values. A bias, whose
+/// places take registers, gets smaller blocks, and so do few tiles of keys of which a mask leaves out many.
+pub fn wgmma(widths: [u32; 2], bias: bool, few: bool) -> Option<Wgmma> {
+    let layout = wgmma_layouts(widths).first().copied()?;
+    Some(match [layout.width, layout.value_width] {
+        [64, _] if bias => Wgmma { groups: 2, columns: 112, ..layout },
+        [64, _] if few => Wgmma { groups: 2, ..layout },
+        [80 | 96, _] if bias => Wgmma { groups: 2, columns: 96, stages: 2, ..layout },
+        [112 | 128, _] | [192, 128] if bias => Wgmma { columns: 96, ..layout },
+        [160 | 192, _] if bias => Wgmma { columns: 80, ..layout },
         _ => layout,
     })
 }
@@ -452,8 +480,8 @@ pub fn wgmma(width: u32, bias: bool, few: bool) -> Option<Wgmma> {
 /// one is stored. Under a mask tiles differ, and many of them are shared out better as multiprocessors become free.
 pub fn is_persistent(groups: Wgmma, band: bool, queries: u32) -> bool {
     let most = match groups.width {
-        64 => u32::MAX,
-        128 => 16,
+        64 | 80 | 96 => u32::MAX,
+        112 | 128 => 16,
         _ => 64,
     };
     !band || queries.div_ceil(groups.rows()) <= most
@@ -472,34 +500,38 @@ pub fn all_wgmma(dtype: DType, target: Target, bias: bool, band: bool) -> Vec<Wg
     if !matches!(dtype, DType::F16 | DType::BF16) || target.sm != 90 {
         return Vec::new();
     }
-    let of = |few| [64, 128, 256].into_iter().filter_map(move |width| wgmma(width, bias, few));
+    let of = |few| FORWARD_WIDTHS.into_iter().filter_map(move |widths| wgmma(widths, bias, few));
     let mut all: Vec<_> = of(false).collect();
     all.extend(of(band).filter(|layout| !of(false).any(|other| other == *layout)));
     all
 }
 
-/// The sweeps for the gradients with `wgmma`, `None` if the target or the type has none, or if others are faster.
-pub fn wgmma_sweeps(dtype: DType, target: Target, width: usize) -> Option<WgmmaSweeps> {
+/// The sweeps for the gradients with `wgmma` for head dimensions up to `widths`, of queries and keys and of values, `None` if the target or
+/// the type has none, or if others are faster.
+pub fn wgmma_sweeps(dtype: DType, target: Target, widths: [u32; 2]) -> Option<WgmmaSweeps> {
     let halves = matches!(dtype, DType::F16 | DType::BF16);
-    let of = |columns, tiles, width| WgmmaSweep { groups: 2, columns, tiles, width, held: false };
+    let [width, value_width] = holding(&SWEEP_WIDTHS, widths)?;
+    let of = |columns, tiles| WgmmaSweep { groups: 2, columns, tiles, width, value_width, held: false };
     let held = |groups: WgmmaSweep| WgmmaSweep { held: true, ..groups };
-    let choice = match width {
-        ..=64 => WgmmaSweeps { queries: of(64, 8, 64), keys: held(of(64, 8, 64)), values: None },
-        65..=128 => WgmmaSweeps { queries: held(of(64, 6, 128)), keys: of(32, 8, 128), values: None },
-        // Both sums would not leave enough registers.
-        _ => WgmmaSweeps { queries: of(32, 6, 256), keys: of(32, 6, 256), values: Some(of(32, 8, 256)) },
+    let choice = match [width, value_width] {
+        [64, _] => WgmmaSweeps { queries: of(64, 8), keys: held(of(64, 8)), values: None },
+        [128, _] => WgmmaSweeps { queries: held(of(64, 6)), keys: of(32, 8), values: None },
+        [160, _] | [192, 128] => WgmmaSweeps { queries: of(64, 5), keys: of(32, 8), values: None },
+        // From here on both sums would not leave enough registers.
+        [192, _] => WgmmaSweeps { queries: of(64, 5), keys: of(48, 6), values: Some(of(64, 6)) },
+        _ => WgmmaSweeps { queries: of(32, 6), keys: of(32, 6), values: Some(of(32, 8)) },
     };
     (halves && target.sm == 90).then_some(choice)
 }
 
 /// Layouts of the kernel for all gradients at once, for head dimensions up to `width`, the one that is chosen first; for comparisons.
 pub fn wgmma_fused_layouts(width: usize) -> Vec<WgmmaFused> {
-    let of =
-        |columns, ahead| WgmmaFused { columns, tiles: 4, width: if width <= 64 { 64 } else { 128 }, ahead };
-    match width {
-        ..=64 => vec![of(128, false), of(96, false)],
-        65..=128 => vec![of(64, false), of(64, true)],
-        _ => Vec::new(),
+    let Some(most) = FUSED_WIDTHS.into_iter().find(|most| width <= *most as usize) else { return Vec::new() };
+    let of = |columns, ahead| WgmmaFused { columns, tiles: 4, width: most, ahead };
+    match most {
+        64 => vec![of(128, false), of(96, false)],
+        128 => vec![of(64, false), of(64, true)],
+        _ => vec![of(80, false), of(64, false), of(64, true)],
     }
 }
 

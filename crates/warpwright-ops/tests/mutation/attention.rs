@@ -230,7 +230,16 @@ const PERSISTENT: [Case; 6] = [
 ];
 
 fn warpgroups(everything: bool, ping_pong: bool, lazy_rescale: bool, persistent: bool) {
-    let layout = Wgmma { groups: 2, columns: 16, width: 64, stages: 2, ping_pong, lazy_rescale, persistent };
+    let layout = Wgmma {
+        groups: 2,
+        columns: 16,
+        width: 64,
+        value_width: 64,
+        stages: 2,
+        ping_pong,
+        lazy_rescale,
+        persistent,
+    };
     let cases: &[Case] = if persistent { &PERSISTENT } else { &WARPGROUPS };
     let blocks = persistent.then_some(2);
     OF_WARPGROUPS.check(&plans(cases, |case| {

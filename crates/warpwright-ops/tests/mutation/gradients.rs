@@ -99,7 +99,7 @@ fn problem(
 }
 
 fn check(positions: bool, groups: u32, held: bool, apart: bool) {
-    let of = WgmmaSweep { groups, columns: 16, tiles: 4, width: 64, held };
+    let of = WgmmaSweep { groups, columns: 16, tiles: 4, width: 64, value_width: 64, held };
     let sweeps = WgmmaSweeps { queries: of, keys: of, values: apart.then_some(of) };
     SWEEP.check(&plans(&CASES, |case| {
         problem(positions, case).plan_with(TARGET, BackwardAlgorithm::Wgmma(sweeps)).expect("plan")

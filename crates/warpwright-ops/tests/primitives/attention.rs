@@ -1,11 +1,10 @@
 //! Attention: gradients of the reference against central differences of it, and what a descriptor or a launch is refused.
 
 use warpwright_ops::attention::reference::{Problem, backward, forward};
-use warpwright_ops::attention::tuning::{self, Wgmma, WgmmaFused, WgmmaSweep, WgmmaSweeps};
 use warpwright_ops::attention::{
-    Algorithm, Alignment, AttentionArgs, AttentionBackwardDesc, AttentionDesc, AttentionGradients,
-    AttentionInputs, AttentionOptions, BackwardAlgorithm, Packed, PackedRows, Paged, Scores, attention,
-    attention_backward, check_block_table, check_key_lengths, check_offsets,
+    Alignment, AttentionArgs, AttentionBackwardDesc, AttentionDesc, AttentionGradients, AttentionInputs,
+    AttentionOptions, Packed, PackedRows, Paged, Scores, attention, attention_backward, check_block_table,
+    check_key_lengths, check_offsets,
 };
 use warpwright_ops::plan::{Layout, Real};
 use warpwright_ops::{Dropout, Operation, PlanError};
@@ -15,9 +14,9 @@ use warpwright_testkit::inputs::Input;
 use warpwright_testkit::measure::gradient_error;
 use warpwright_testkit::storage;
 
-const TARGET: Target = Target::sm(90);
+pub(crate) const TARGET: Target = Target::sm(90);
 
-fn layout(rows: usize, heads: usize, width: usize) -> Layout {
+pub(crate) fn layout(rows: usize, heads: usize, width: usize) -> Layout {
     Layout::contiguous([2, rows, heads, width])
 }
 
@@ -33,7 +32,7 @@ fn desc() -> AttentionDesc {
 }
 
 /// 16-bit elements in rows of `width`, two heads of queries for each of keys.
-fn of_halves(width: usize) -> AttentionDesc {
+pub(crate) fn of_halves(width: usize) -> AttentionDesc {
     AttentionDesc {
         dtype: DType::BF16,
         q: layout(64, 4, width),
@@ -96,7 +95,7 @@ fn descriptors_without_a_meaning_are_refused() {
     assert_eq!(refused(&with(AttentionOptions { bias, ..none })), "bias");
 }
 
-fn backward_of(forward: AttentionDesc) -> AttentionBackwardDesc {
+pub(crate) fn backward_of(forward: AttentionDesc) -> AttentionBackwardDesc {
     let (dy, dq, dk, dv) = (forward.o, forward.q, forward.k, forward.v);
     AttentionBackwardDesc { forward, dy, dq, dk, dv, dbias: false, dsinks: false }
 }
@@ -289,63 +288,6 @@ fn few_queries_share_out_their_keys() {
     assert_eq!(plan(32, 1, 8192).workspace_bytes(), 0);
     assert!(names(&plan(1, 16, 8192))[0].starts_with("attention_decode"));
     assert!(!names(&plan(1, 17, 8192))[0].starts_with("attention_decode"));
-}
-
-#[test]
-fn warpgroups_take_what_tensor_copies_reach() {
-    let takes = |desc: &AttentionDesc, target: Target| {
-        let plan = desc.plan(target).expect("plan");
-        let names: Vec<&str> = plan.steps().iter().map(|step| step.kernel().name()).collect();
-        names.iter().any(|name| name.starts_with("attention_bf16_wg"))
-    };
-    for width in [8, 40, 64, 72, 128, 200, 256] {
-        assert!(takes(&of_halves(width), TARGET), "{width}");
-    }
-    assert!(!takes(&of_halves(64), Target::sm(80)));
-    assert!(!takes(&of_halves(64), Target::sm(100)));
-    let mut desc = of_halves(64);
-    // [batch, heads, sequence, head_dim]
-    desc.q.strides = [64 * 4 * 64, 64, 64 * 64, 1];
-    assert!(takes(&desc, TARGET));
-    // One head for all, and rows from the last one on.
-    let mut same = of_halves(64);
-    same.k.strides[2] = 0;
-    assert!(!takes(&same, TARGET));
-    let mut reversed = of_halves(64);
-    reversed.v.strides[1] = -reversed.v.strides[1];
-    assert!(!takes(&reversed, TARGET));
-    let mut apart = of_halves(64);
-    apart.k.strides = [81 * 132, 132, 64, 1];
-    assert!(!takes(&apart, TARGET), "rows begin at multiples of 8 bytes");
-    let dropped = AttentionOptions { dropout: Some(Real::new(0.5)), ..AttentionOptions::default() };
-    assert!(!takes(&AttentionDesc { options: dropped, ..of_halves(64) }, TARGET));
-    assert!(!takes(&AttentionDesc { dtype: DType::F32, ..of_halves(64) }, TARGET));
-    assert!(!takes(&AttentionDesc { k: layout(0, 2, 64), v: layout(0, 2, 64), ..of_halves(64) }, TARGET));
-
-    let refused = |desc: &AttentionDesc, target, layout| match desc
-        .plan_with(target, Algorithm::Wgmma { layout, blocks: None })
-    {
-        Err(PlanError::Parameter { parameter: "layout", .. }) => {}
-        other => panic!("{other:?}"),
-    };
-    let layout = tuning::wgmma_layouts(64)[0];
-    assert!(of_halves(64).plan_with(TARGET, Algorithm::Wgmma { layout, blocks: None }).is_ok());
-    refused(&of_halves(128), TARGET, layout);
-    refused(&same, TARGET, layout);
-    refused(&of_halves(64), Target::sm(80), layout);
-    for wrong in [
-        Wgmma { groups: 0, ..layout },
-        Wgmma { groups: 4, ..layout },
-        Wgmma { columns: 40, ..layout },
-        Wgmma { columns: 512, ..layout },
-        Wgmma { width: 72, ..layout },
-        Wgmma { width: 0, ..layout },
-        Wgmma { stages: 0, ..layout },
-        Wgmma { stages: 9, ..layout },
-        Wgmma { width: 256, stages: 4, ..layout },
-    ] {
-        refused(&of_halves(64), TARGET, wrong);
-    }
 }
 
 #[test]
@@ -616,107 +558,6 @@ fn keys_behind_the_last_have_no_part_in_gradients() {
             assert!(of_keys[..37 * width].iter().any(|x| *x != 0.0));
         }
     }
-}
-
-#[test]
-fn layouts_of_sweeps_are_checked() {
-    let takes = |desc: AttentionDesc, target: Target| {
-        let plan = backward_of(desc).plan(target).expect("plan");
-        plan.steps().iter().any(|step| step.kernel().name().starts_with("attention_backward_q_bf16_wg"))
-    };
-    for width in [8, 40, 64, 72, 128] {
-        assert!(takes(of_halves(width), TARGET), "{width}");
-    }
-    assert!(!takes(of_halves(64), Target::sm(80)));
-    assert!(!takes(of_halves(64), Target::sm(100)));
-    let options = AttentionOptions { softcap: Some(Real::new(2.0)), ..AttentionOptions::default() };
-    assert!(!takes(AttentionDesc { options, ..of_halves(64) }, TARGET));
-    let of = |columns, tiles, width| WgmmaSweep { groups: 2, columns, tiles, width, held: false };
-    let plan = |queries| {
-        let sweeps = WgmmaSweeps { queries, keys: of(64, 6, 64), values: None };
-        backward_of(of_halves(64)).plan_with(TARGET, BackwardAlgorithm::Wgmma(sweeps)).map(|_| ())
-    };
-    plan(of(64, 6, 64)).expect("fits");
-    for wrong in [
-        of(40, 6, 64),
-        of(0, 6, 64),
-        of(256, 6, 64),
-        of(64, 3, 64),
-        of(64, 60, 64),
-        of(64, 6, 72),
-        of(64, 6, 0),
-        WgmmaSweep { groups: 0, ..of(64, 6, 64) },
-        WgmmaSweep { groups: 4, ..of(64, 6, 64) },
-    ] {
-        assert!(matches!(plan(wrong), Err(PlanError::Parameter { parameter: "sweeps", .. })), "{wrong:?}");
-    }
-}
-
-/// The layout by number of queries and target, and what `plan_with` says of layouts and heads side by side that there are not.
-#[test]
-fn layouts_of_one_sweep_are_checked() {
-    let of_queries = |queries: usize, width: usize| {
-        let q = Layout::contiguous([1, queries, 4, width]);
-        backward_of(AttentionDesc { q, k: q, v: q, o: q, ..of_halves(width) })
-    };
-    let takes = |desc: &AttentionBackwardDesc, target: Target| {
-        let plan = desc.plan(target).expect("plan");
-        plan.steps().iter().any(|step| step.kernel().name().starts_with("attention_backward_bf16_wgfused"))
-    };
-    for width in [8, 64, 96, 128] {
-        assert!(takes(&of_queries(512, width), TARGET), "{width}");
-        assert!(!takes(&of_queries(511, width), TARGET), "{width}");
-    }
-    assert!(!takes(&of_queries(512, 136), TARGET));
-    assert!(!takes(&of_queries(512, 64), Target::sm(80)));
-    assert!(!takes(&of_queries(512, 64), Target::sm(100)));
-
-    let right = WgmmaFused { columns: 64, tiles: 4, width: 64, ahead: false };
-    let plan = |desc: &AttentionBackwardDesc, target, layout, heads_at_once| {
-        desc.plan_with(target, BackwardAlgorithm::WgmmaFused { layout, heads_at_once }).map(|_| ())
-    };
-    let desc = of_queries(70, 64);
-    for heads in [None, Some(1), Some(2), Some(4)] {
-        plan(&desc, TARGET, right, heads).expect("fits");
-    }
-    for wrong in [0, 3, 8] {
-        let refused = plan(&desc, TARGET, right, Some(wrong));
-        assert!(matches!(refused, Err(PlanError::Parameter { parameter: "heads_at_once", .. })), "{wrong}");
-    }
-    let refused = |desc: &AttentionBackwardDesc, target, layout| {
-        let refused = plan(desc, target, layout, None);
-        assert!(matches!(refused, Err(PlanError::Parameter { parameter: "layout", .. })), "{layout:?}");
-    };
-    for wrong in [
-        WgmmaFused { columns: 0, ..right },
-        WgmmaFused { columns: 48, ..right },
-        WgmmaFused { columns: 160, ..right },
-        WgmmaFused { tiles: 1, ..right },
-        WgmmaFused { tiles: 2, ahead: true, ..right },
-        WgmmaFused { tiles: 60, ..right },
-        WgmmaFused { width: 0, ..right },
-        WgmmaFused { width: 96, ..right },
-        WgmmaFused { width: 256, ..right },
-    ] {
-        refused(&desc, TARGET, wrong);
-    }
-    refused(&of_queries(70, 72), TARGET, right);
-    refused(&of_queries(0, 64), TARGET, right);
-    refused(&desc, Target::sm(80), right);
-    let options = AttentionOptions { softcap: Some(Real::new(2.0)), ..AttentionOptions::default() };
-    refused(&backward_of(AttentionDesc { options, ..of_halves(64) }), TARGET, right);
-}
-
-/// As many heads side by side as have a block for each multiprocessor, whatever divides their number.
-#[test]
-fn heads_stand_side_by_side_by_their_length() {
-    let of = |heads, sequence, width| tuning::heads_at_once(heads, 1, [sequence; 2], width);
-    assert_eq!([512, 1024, 4096, 16384].map(|sequence| of(16, sequence, 128)), [16, 16, 4, 1]);
-    assert_eq!([512, 1024, 4096, 16384].map(|sequence| of(32, sequence, 64)), [32, 32, 32, 8]);
-    assert_eq!([1, 3, 6, 12, 0].map(|heads| of(heads, 4096, 128)), [1, 1, 2, 4, 4]);
-    // Queries of a head that are many times its keys, and nothing at all.
-    assert_eq!(tuning::heads_at_once(16, 8, [1 << 16, 512], 128), 1);
-    assert_eq!(tuning::heads_at_once(16, u32::MAX, [u32::MAX, 0], 128), 1);
 }
 
 /// Up to 128 rows of queries and query heads that read the same keys are in one block, which goes over them once.

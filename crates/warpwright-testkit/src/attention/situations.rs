@@ -260,6 +260,35 @@ fn of_units() -> Vec<Situation> {
         groups([130, 650, 128, 128], causal),
         groups([129, 640, 128, 72], Modification { left: Some(200), ..causal }),
         groups([140, 410, 256, 256], none),
+        // Rows that end within a panel of 64 elements, of two widths, and others that end within a product.
+        groups([200, 370, 80, 80], none),
+        groups([200, 240, 72, 72], causal),
+        groups([193, 300, 96, 64], Modification { left: Some(150), right: Some(40), ..none }),
+        groups([200, 330, 88, 96], causal),
+        groups([140, 300, 112, 112], none),
+        groups([140, 150, 104, 112], Modification { left: Some(70), ..causal }),
+        groups([140, 250, 120, 120], causal),
+        groups([140, 260, 160, 160], none),
+        groups([140, 130, 136, 152], causal),
+        groups([140, 300, 192, 128], none),
+        groups([140, 270, 184, 120], causal),
+        groups([140, 230, 128, 192], causal),
+        groups([140, 230, 192, 192], Modification { left: Some(100), right: Some(20), ..none }),
+        Situation { batch: 3, ..groups([70, 150, 80, 80], lengths) },
+        Situation { batch: 3, ..groups([70, 150, 160, 160], Modification { causal: true, ..lengths }) },
+        Situation { batch: 3, ..groups([70, 150, 192, 128], Modification { causal: true, ..lengths }) },
+        Situation { batch: 3, ..groups([70, 130, 184, 184], lengths) },
+        Situation {
+            batch: 2,
+            heads: 4,
+            key_heads: 2,
+            rows: Rows::ByHead,
+            ..groups([70, 140, 80, 96], everything)
+        },
+        Situation { heads: 4, key_heads: 2, ..groups([70, 140, 112, 104], everything) },
+        Situation { heads: 2, ..groups([70, 140, 192, 128], everything) },
+        Situation { heads: 2, ..groups([70, 140, 160, 136], everything) },
+        Situation { heads: 2, ..groups([70, 100, 192, 184], everything) },
         groups([140, 500, 200, 256], causal),
         groups([300, 120, 64, 64], causal),
         Situation { batch: 3, ..groups([70, 300, 64, 64], lengths) },
@@ -313,6 +342,12 @@ fn persistent() -> Vec<Situation> {
         of(2, 3, [70, 5, 64, 64], none),
         of(2, 2, [130, 140, 128, 128], everything),
         of(2, 1, [260, 70, 200, 256], none),
+        of(2, 2, [400, 130, 80, 80], causal),
+        of(1, 3, [200, 150, 96, 88], none),
+        of(2, 2, [140, 140, 112, 112], none),
+        of(2, 2, [140, 140, 160, 152], causal),
+        of(2, 2, [140, 140, 192, 128], causal),
+        of(1, 2, [140, 120, 184, 192], none),
     ]
 }
 
@@ -348,6 +383,21 @@ fn fused() -> Vec<Situation> {
             ..of(0, [70, 140, 96, 128], Modification { left: Some(30), ..causal })
         },
         Situation { batch: 3, ..of(0, [70, 150, 128, 72], Modification { lengths: true, ..none }) },
+        // Groups whose parts of the gradients of queries are of different sizes.
+        of(0, [170, 270, 80, 80], none),
+        Situation {
+            batch: 2,
+            heads: 4,
+            key_heads: 2,
+            rows: Rows::ByHead,
+            ..of(0, [150, 140, 72, 80], causal)
+        },
+        of(0, [170, 270, 96, 64], causal),
+        of(1, [130, 140, 88, 96], none),
+        Situation { batch: 3, ..of(0, [100, 150, 96, 96], Modification { lengths: true, ..causal }) },
+        of(0, [170, 140, 112, 104], none),
+        of(2, [150, 140, 112, 112], Modification { left: Some(30), ..causal }),
+        Situation { batch: 3, ..of(0, [90, 150, 112, 112], Modification { lengths: true, ..none }) },
         of(0, [130, 130, 64, 64], Modification { sinks: true, top_left: true, ..causal }),
     ]
 }

@@ -180,6 +180,8 @@ pub(in crate::attention) fn kernels(dtype: DType, target: Target) -> Result<Vec<
     for width in [64, 128] {
         let delta = Delta { dtype, vector: VECTOR, width };
         out.push(plan::recorded(OP, &Prepare { delta }, target)?);
+    }
+    for width in tuning::FUSED_WIDTHS {
         let Some(config) = tuning::wgmma_fused(width as usize, u32::MAX) else { continue };
         for kind in wgmma::KINDS {
             out.push(fused(dtype, kind, config, target)?);

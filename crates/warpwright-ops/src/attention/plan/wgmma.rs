@@ -23,7 +23,7 @@ use crate::plan::{self, Variant};
 impl AttentionDesc {
     /// Refuses a layout of blocks on sm_90a with which no kernel takes the problem.
     pub(super) fn check_wgmma(&self, c: &Common, target: Target, layout: Wgmma) -> Result<(), PlanError> {
-        if self.suits_wgmma(c, target) && layout.holds(c.width.max(c.value_width)) {
+        if self.suits_wgmma(c, target) && layout.holds(c.width, c.value_width) {
             return Ok(());
         }
         Err(PlanError::Parameter {
@@ -37,7 +37,7 @@ impl AttentionDesc {
     /// The layout of blocks on sm_90a, if such a kernel takes the problem.
     pub(in crate::attention) fn wgmma(&self, c: &Common, target: Target) -> Option<Wgmma> {
         let few = c.kind.band && c.longest[1] <= tuning::FEW_KEYS;
-        let groups = tuning::wgmma(c.width.max(c.value_width), c.kind.bias, few)?;
+        let groups = tuning::wgmma([c.width, c.value_width], c.kind.bias, few)?;
         // Sequences that end early leave blocks with less to do, which others make up for that come when they are needed.
         let alike = !c.kind.lengths && !c.kind.packed;
         let persistent = alike && tuning::is_persistent(groups, c.kind.band, c.longest[0]);
@@ -150,8 +150,8 @@ impl AttentionBackwardDesc {
                 | BackwardAlgorithm::SplitF16 { .. },
             ) => Ok(None),
             Some(BackwardAlgorithm::Wgmma(sweeps)) => {
-                let fit =
-                    sweeps.each().iter().all(|(work, config)| config.fits(*work, desc.dtype, c.widest()));
+                let widths = [c.width, c.value_width];
+                let fit = sweeps.each().iter().all(|(work, config)| config.fits(*work, desc.dtype, widths));
                 if fits && fit {
                     return Ok(Some(sweeps));
                 }
@@ -159,7 +159,7 @@ impl AttentionBackwardDesc {
                 let got = format!("{sweeps:?}");
                 Err(PlanError::Parameter { op: OP, parameter: "sweeps", got, expected })
             }
-            None if fits => Ok(tuning::wgmma_sweeps(desc.dtype, target, c.widest())),
+            None if fits => Ok(tuning::wgmma_sweeps(desc.dtype, target, [c.width, c.value_width])),
             None => Ok(None),
         }
     }
@@ -212,11 +212,8 @@ impl AttentionBackwardDesc {
             (AttentionInputs::v, &desc.v),
         ];
         let (stationary, columns) = (config.stationary(dtype), config.of_products(dtype));
-        let tiles = if of_queries {
-            [stationary, stationary, columns, columns]
-        } else {
-            [columns, columns, stationary, stationary]
-        };
+        let tiles = if of_queries { [stationary, columns] } else { [columns, stationary] };
+        let tiles = tiles.as_flattened();
         let order = if of_queries { [0, 1, 2, 3] } else { [2, 3, 0, 1] };
         let map = |at: usize| {
             let (slot, layout) = tensors[order[at]];
@@ -271,8 +268,8 @@ pub(super) const KINDS: [ScoreKind; 3] = {
 /// Every kernel that tuning can choose.
 pub(in crate::attention) fn backward_kernels(dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
     let mut out = Vec::new();
-    for width in [64, 128, 256] {
-        let Some(sweeps) = tuning::wgmma_sweeps(dtype, target, width) else { continue };
+    for widths in tuning::SWEEP_WIDTHS {
+        let Some(sweeps) = tuning::wgmma_sweeps(dtype, target, widths) else { continue };
         for kind in KINDS {
             for (work, config) in sweeps.each() {
                 out.push(sweep(work, dtype, kind, config, target)?);

@@ -7,7 +7,7 @@
 
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{
-    Mbarrier, Part, Pipeline, PipelineState, TensorMapArg, WARP, WarpgroupSums, kernel_args,
+    Mbarrier, PanelTile, Part, Pipeline, PipelineState, TensorMapArg, WARP, WarpgroupSums, kernel_args,
 };
 
 use super::super::engine::{Destination, Walk};
@@ -137,14 +137,14 @@ impl WgmmaBackward {
 
     /// Where a tile of the pipeline begins.
     fn tile<'k>(&self, block: &SweepBlock<'k>, pipe: PipelineState<'k>) -> U32<'k> {
-        let stationary = self.work.stationary() * self.config.stationary(self.dtype).bytes();
-        pipe.stage().mul_add(self.config.of_products(self.dtype).bytes(), block.base + stationary)
+        let stationary = self.config.stationary_bytes(self.dtype, self.work.stationary());
+        pipe.stage().mul_add(self.config.tile_bytes(self.dtype), block.base + stationary)
     }
 
     /// Where the statistics of its columns begin.
     fn statistics<'k>(&self, block: &SweepBlock<'k>, pipe: PipelineState<'k>) -> U32<'k> {
-        let stationary = self.work.stationary() * self.config.stationary(self.dtype).bytes();
-        let tiles = self.config.tiles * self.config.of_products(self.dtype).bytes();
+        let stationary = self.config.stationary_bytes(self.dtype, self.work.stationary());
+        let tiles = self.config.tiles * self.config.tile_bytes(self.dtype);
         pipe.stage().mul_add(self.config.statistics_bytes(), block.base + (stationary + tiles))
     }
 
@@ -168,29 +168,30 @@ impl WgmmaBackward {
     fn fetch<'k>(&self, k: K<'k>, a: &WgmmaBackwardParams<'k>, block: &SweepBlock<'k>) {
         k.release_registers(self.config.registers().1);
         k.if_(k.thread_idx().eq(self.warps() * WARP), || {
-            let stationary = self.config.stationary(self.dtype);
+            let [own, own_second] = self.config.stationary(self.dtype);
             let zero = k.lit(0u32);
             let row = block.first.to_u32();
             let of_own = [if self.of_queries() { block.head } else { block.key_head }, block.batch];
-            block.stationary_ready.arrive_expecting(self.work.stationary() * stationary.bytes());
-            stationary.fetch(a.stationary_first, block.base, (row, zero), &of_own, block.stationary_ready);
+            let bytes = self.config.stationary_bytes(self.dtype, self.work.stationary());
+            block.stationary_ready.arrive_expecting(bytes);
+            own.fetch(a.stationary_first, block.base, (row, zero), &of_own, block.stationary_ready);
             if self.work != Work::Values {
-                let to = block.base + stationary.bytes();
-                stationary.fetch(a.stationary_second, to, (row, zero), &of_own, block.stationary_ready);
+                let to = block.base + own.bytes();
+                own_second.fetch(a.stationary_second, to, (row, zero), &of_own, block.stationary_ready);
             }
-            let (tile, pipeline) = (self.config.of_products(self.dtype), block.pipeline);
+            let ([first, second], pipeline) = (self.config.of_products(self.dtype), block.pipeline);
             let _ = self.heads(k, a, block, pipeline.start(k), |head, pipe| {
                 let of_columns = [if self.of_queries() { block.key_head } else { head }, block.batch];
                 let kinds = (block.batch * a.problem.heads + head) * 2;
                 let steps = k.range(block.walk.from, block.walk.end, self.config.columns.cast_signed());
                 k.fold(steps, pipe, |at, pipe| {
                     let row = at.to_u32();
-                    let ready = pipeline.producer_acquire(pipe, tile.bytes());
-                    tile.fetch(a.columns_second, self.tile(block, pipe), (row, zero), &of_columns, ready);
+                    let ready = pipeline.producer_acquire(pipe, second.bytes());
+                    second.fetch(a.columns_second, self.tile(block, pipe), (row, zero), &of_columns, ready);
                     let pipe = pipeline.next(pipe);
                     let more = if self.of_queries() { 0 } else { self.config.statistics_bytes() };
-                    let ready = pipeline.producer_acquire(pipe, tile.bytes() + more);
-                    tile.fetch(a.columns_first, self.tile(block, pipe), (row, zero), &of_columns, ready);
+                    let ready = pipeline.producer_acquire(pipe, first.bytes() + more);
+                    first.fetch(a.columns_first, self.tile(block, pipe), (row, zero), &of_columns, ready);
                     if more > 0 {
                         a.of_queries.copy(self.statistics(block, pipe), &[row, kinds], ready);
                     }
@@ -204,9 +205,9 @@ impl WgmmaBackward {
     fn cut<'k>(&self, k: K<'k>, left: I32<'k>, tiles: [U32<'k>; 2]) {
         let threads = self.warps() * WARP;
         k.if_(left.lt(self.config.columns.cast_signed()), || {
-            for tile in tiles {
+            for (tile, at) in self.config.of_sums(self.dtype).into_iter().zip(tiles) {
                 let rows = left.max(0i32).to_u32();
-                self.config.of_sums(self.dtype).clear_from(tile, rows, (k.thread_idx(), threads));
+                tile.clear_from(at, rows, (k.thread_idx(), threads));
             }
             k.fence_shared_copies();
             k.barrier_of(CUT, threads);
@@ -220,26 +221,27 @@ impl WgmmaBackward {
         let warp = k.from_lane(0, &k.warp_idx());
         let group = warp / (GROUP / WARP);
         let stationary = self.config.stationary(self.dtype);
-        let operand = |index: u32| {
-            let tile = block.base + index * stationary.bytes();
+        let operand = |index: usize| {
+            let own = stationary[index];
+            let tile = block.base + self.config.stationary_bytes(self.dtype, index as u32);
             if self.config.held {
-                return Own::Held(stationary.rows_of(tile, warp * 16));
+                return Own::Held(own.rows_of(tile, warp * 16));
             }
-            let of_group = group.mul_add(stationary.part(GROUP_ROWS), tile);
-            Own::Shared((stationary, stationary.descriptor(of_group)))
+            let of_group = group.mul_add(own.part(GROUP_ROWS), tile);
+            Own::Shared((own, own.descriptor(of_group)))
         };
         let lane = k.lane_idx();
         let row = block.first + (warp * 16 + lane / 4).to_i32();
         block.stationary_ready.wait(k.lit(0u32));
-        let zero = |wanted: bool| wanted.then(|| WarpgroupSums::zero(k, self.config.width));
+        let zero = |width: u32, wanted: bool| wanted.then(|| WarpgroupSums::zero(k, width));
         let group = Group {
             sweep: self,
             block,
             lane: Lane { row, column: lane % 4 * 2 },
             stationary: (operand(0), (self.work != Work::Values).then(|| operand(1))),
             sums: (
-                zero(self.work != Work::Values),
-                zero(matches!(self.work, Work::KeysAndValues | Work::Values)),
+                zero(self.config.width, self.work != Work::Values),
+                zero(self.config.value_width, matches!(self.work, Work::KeysAndValues | Work::Values)),
             ),
         };
         let known = if self.of_queries() {
@@ -322,13 +324,13 @@ impl<'k> Group<'k, '_> {
 
     /// Starts the products with the weights of a tile; how many groups of them.
     fn add(&self, (first, second): &Weights<'k>, pipe: PipelineState<'k>) -> u32 {
-        let tile = self.sweep.config.of_sums(self.sweep.dtype);
-        let at = |pipe| (tile, tile.descriptor(self.sweep.tile(self.block, pipe)));
+        let [of_first, of_second] = self.sweep.config.of_sums(self.sweep.dtype);
+        let at = |tile: PanelTile, pipe| (tile, tile.descriptor(self.sweep.tile(self.block, pipe)));
         if let Some(sums) = &self.sums.1 {
-            sums.add_products_of(second, at(pipe));
+            sums.add_products_of(second, at(of_second, pipe));
         }
         if let Some(sums) = &self.sums.0 {
-            sums.add_products_of(first, at(self.block.pipeline.next(pipe)));
+            sums.add_products_of(first, at(of_first, self.block.pipeline.next(pipe)));
         }
         u32::from(self.sums.0.is_some()) + u32::from(self.sums.1.is_some())
     }
@@ -351,9 +353,15 @@ impl<'k> Group<'k, '_> {
         k.if_(k.lane_idx().eq(0), || self.block.pipeline.consumer_release(pipe));
     }
 
-    fn products(&self, k: K<'k>, stationary: &Own<'k>, pipe: PipelineState<'k>) -> WarpgroupSums<'k> {
-        let WgmmaBackward { config, dtype, .. } = *self.sweep;
-        let tile = config.of_products(dtype);
+    /// Starts the products of the block's rows with a tile of the same tensor's kind.
+    fn products(
+        &self,
+        k: K<'k>,
+        stationary: &Own<'k>,
+        tile: PanelTile,
+        pipe: PipelineState<'k>,
+    ) -> WarpgroupSums<'k> {
+        let config = self.sweep.config;
         let tile = (tile, tile.descriptor(self.sweep.tile(self.block, pipe)));
         match stationary {
             Own::Shared(stationary) => WarpgroupSums::products(k, config.columns, *stationary, tile),
@@ -381,8 +389,10 @@ impl<'k> Group<'k, '_> {
             let tiles = [first, second].map(|pipe| self.sweep.tile(self.block, pipe));
             self.sweep.cut(k, span.keys - at, tiles);
         }
-        let products = self.products(k, &self.stationary.0, first);
-        let gradients = self.stationary.1.as_ref().map(|stationary| self.products(k, stationary, second));
+        let [of_first, of_second] = config.of_products(dtype);
+        let products = self.products(k, &self.stationary.0, of_first, first);
+        let gradients =
+            self.stationary.1.as_ref().map(|stationary| self.products(k, stationary, of_second, second));
         let adding = before.as_ref().map_or(0, |(weights, pipe)| self.add(weights, *pipe));
         products.wait(adding + u32::from(gradients.is_some()));
         let of_columns = |kind| match known {

@@ -57,6 +57,8 @@ pub(in crate::attention) struct FinishQueries {
     pub(in crate::attention) columns: u32,
     /// Elements of a row.
     pub(in crate::attention) width: u32,
+    /// Whether each warp's share of the sums lies for itself, as [`WgmmaFused::is_uneven`] says.
+    by_warps: bool,
 }
 
 impl FinishQueries {
@@ -66,7 +68,67 @@ impl FinishQueries {
     const PAD: u32 = 4;
 
     pub(in crate::attention) const fn of(dtype: DType, config: WgmmaFused) -> Self {
-        Self { dtype, columns: config.columns, width: config.width }
+        Self { dtype, columns: config.columns, width: config.width, by_warps: config.is_uneven() }
+    }
+
+    /// Elements from one row to the next in shared memory.
+    const fn pitch(self) -> u32 {
+        let pitch = self.width + (self.width.div_ceil(32) - 1) * Self::PAD;
+        if pitch.is_multiple_of(2 * Self::PAD) { pitch + Self::PAD } else { pitch }
+    }
+
+    /// Sums of a thread in the order in which they lie, 16 bytes for each turn of the block.
+    fn sums<'k>(self, k: K<'k>, from: Ptr<'k, ReadWrite, f32>, there: Pred<'k>) -> Vec<Lanes<'k, f32>> {
+        let pieces = self.columns * self.width / 4;
+        let load = |turn: u32| {
+            // Warps have 32 pieces, and so does each share.
+            let left = pieces - turn * Self::THREADS;
+            let all = left >= Self::THREADS;
+            let there = if all { there } else { there & k.thread_idx().lt(left) };
+            let from = from.at(u64::from(turn * Self::THREADS * 4));
+            from.only_where(there, Fill::Zero).load::<f32>(4)
+        };
+        (0..pieces.div_ceil(Self::THREADS)).map(load).collect()
+    }
+
+    /// Lays the sums of each warp's share out in rows.
+    fn put_by_warps<'k>(self, k: K<'k>, rows: Ptr<'k, Shared, f32>, sums: &[Lanes<'k, f32>]) {
+        let (pitch, chunks) = (self.pitch(), self.columns / 8);
+        let (lane, warp) = (k.lane_idx(), k.thread_idx() / WARP);
+        for (turn, sums) in (0..).zip(sums) {
+            let number = warp + turn * (Self::THREADS / WARP);
+            let share = number / chunks;
+            let query = (number - share * chunks) * 8 + lane % 4 * 2;
+            let at = query * pitch + share * 16 + lane / 4 + share / 2 * Self::PAD;
+            k.if_(number.lt(chunks * (self.width / 16)), || {
+                for (i, sum) in (0..).zip(sums.iter()) {
+                    rows.at(at).at(u64::from(i % 2 * pitch + i / 2 * 8)).set(sum);
+                }
+            });
+        }
+    }
+
+    /// The same of each group's part.
+    fn put_by_groups<'k>(self, k: K<'k>, rows: Ptr<'k, Shared, f32>, sums: &[Lanes<'k, f32>]) {
+        let Self { columns, width, .. } = self;
+        let pitch = self.pitch();
+        // A turn of the block covers two chunks of eight queries of a group, each by its 128 threads.
+        let (lane, warp) = (k.lane_idx(), k.thread_idx() / WARP);
+        let place = (lane % 4 * 2 + (warp / 4) * 8) * pitch + (warp % 4 * 16 + lane / 4);
+        let place = place + warp % 4 / 2 * Self::PAD;
+        let to = rows.at(place);
+        let of_group = columns * width / WgmmaFused::GROUPS / (4 * GROUP);
+        for (turn, sums) in (0..).zip(sums) {
+            let (group, chunk) = (2 * turn / of_group, 2 * turn % of_group);
+            let (query, element) = match width {
+                64 => (group * columns / WgmmaFused::GROUPS, 0),
+                _ => (0, group * 64),
+            };
+            let at = (query + chunk * 8) * pitch + element + element / 32 * Self::PAD;
+            for (i, sum) in (0..).zip(sums.iter()) {
+                to.at(u64::from(at + i % 2 * pitch + i / 2 * 8)).set(sum);
+            }
+        }
     }
 }
 
@@ -74,7 +136,7 @@ impl KernelDef for FinishQueries {
     type Args = FinishArgs;
 
     fn spec(&self) -> KernelSpec {
-        let Self { dtype, columns, width } = self;
+        let Self { dtype, columns, width, .. } = self;
         KernelSpec::new(
             format!("attention_backward_dq_{dtype}_c{columns}d{width}"),
             BlockDim::x(Self::THREADS),
@@ -91,34 +153,17 @@ impl KernelDef for FinishQueries {
         // Queries that see no key have no sums.
         let there = a.sums.counter(of_all, number * u64::from(WgmmaFused::GROUPS)).get::<u32>().ne(0);
         let from = a.sums.dq.at(number * u64::from(columns * width)).at(k.thread_idx() * 4);
-        let chunks = columns * width / 4 / Self::THREADS;
-        let sums: Vec<_> = (0..chunks)
-            .map(|turn| {
-                from.at(u64::from(turn * Self::THREADS * 4)).only_where(there, Fill::Zero).load::<f32>(4)
-            })
-            .collect();
-        let pitch = width + (width / 32 - 1) * Self::PAD;
+        let sums = self.sums(k, from, there);
+        let pitch = self.pitch();
         let rows = k.shared::<f32>(columns * pitch);
-        // A turn of the block covers two chunks of eight queries of a group, each by its 128 threads.
-        let (lane, warp) = (k.lane_idx(), k.thread_idx() / WARP);
-        let place = (lane % 4 * 2 + (warp / 4) * 8) * pitch + (warp % 4 * 16 + lane / 4);
-        let place = place + warp % 4 / 2 * Self::PAD;
-        let to = rows.at(place);
-        let of_group = columns * width / WgmmaFused::GROUPS / (4 * GROUP);
-        for (turn, sums) in (0..).zip(&sums) {
-            let (group, chunk) = (2 * turn / of_group, 2 * turn % of_group);
-            let (query, element) = match width {
-                64 => (group * columns / WgmmaFused::GROUPS, 0),
-                _ => (0, group * 64),
-            };
-            let at = (query + chunk * 8) * pitch + element + element / 32 * Self::PAD;
-            for (i, sum) in (0..).zip(sums.iter()) {
-                to.at(u64::from(at + i % 2 * pitch + i / 2 * 8)).set(sum);
-            }
+        if self.by_warps {
+            self.put_by_warps(k, rows, &sums);
+        } else {
+            self.put_by_groups(k, rows, &sums);
         }
         k.barrier();
         let scale = a.scale.convert::<f32>();
-        let lanes = width / VECTOR;
+        let lanes = (width / VECTOR).next_power_of_two();
         let (row, column) = (k.thread_idx() / lanes, k.thread_idx() % lanes * VECTOR);
         let [of_batch, of_row, of_head] = a.dq.strides;
         let first = tile * columns + row;
@@ -129,7 +174,12 @@ impl KernelDef for FinishQueries {
         for turn in 0..columns / at_once {
             let down = turn * at_once;
             let values = from.at(u64::from(down * pitch));
-            let values = Lanes::concat([0, 4].map(|right: u64| values.at(right).load::<f32>(4)));
+            let load = |at: Ptr<'k, Shared, f32>| {
+                // Fewer threads than a power of two have elements of a row.
+                let whole = lanes * VECTOR == width;
+                if whole { at.load(4) } else { at.only_where(column.lt(width), Fill::Zero).load(4) }
+            };
+            let values = Lanes::concat([0, 4].map(|right: u64| load(values.at(right))));
             let inside = (first + down).lt(a.queries) & column.lt(a.width);
             let to = out.at(of_row * u64::from(down)).only_where(inside, Fill::Zero);
             to.store(values.iter().map(|value| value * scale).collect::<Vec<_>>());

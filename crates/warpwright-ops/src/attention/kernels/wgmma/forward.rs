@@ -247,7 +247,7 @@ impl<'k> TileContext<'k> {
         pipes: PipelineStates<'k>,
     ) -> PipelineStates<'k> {
         let (k, kernel, key_tiles) = (self.k, self.kernel, self.key_tiles);
-        let Wgmma { columns, width, .. } = kernel.config;
+        let Wgmma { columns, value_width, .. } = kernel.config;
         let group = order.group;
         let consumer = Consumer {
             shared: self,
@@ -259,7 +259,7 @@ impl<'k> TileContext<'k> {
             QueryBarrier::Single(ready) => ready.wait(k.lit(0u32)),
             QueryBarrier::Pipelined(pipeline) => pipeline.consumer_wait(pipes.queries),
         }
-        let first = consumer.first_tile(pipes.keys, WarpgroupSums::zero(k, width));
+        let first = consumer.first_tile(pipes.keys, WarpgroupSums::zero(k, value_width));
         let step = columns.cast_signed();
         let part = |from, end, masked, state| {
             k.fold(k.range(from, end, step), state, |down, state| {
@@ -420,12 +420,16 @@ impl<'k> Consumer<'_, 'k> {
             let exists = query.lt(to.rows);
             let data = to.data.at(query.to_u64() * to.stride).at(quad * BLOCK);
             let of_slot = state.values.pairs().filter(|(row, ..)| usize::from(*row > 0) == slot);
-            let words: Vec<_> = of_slot
+            let mut words: Vec<_> = of_slot
                 .map(|(_, _, pair)| {
                     let [low, high] = pair.map(|value| value * factors[slot]);
                     low.pack_with(high, self.shared.kernel.dtype)
                 })
                 .collect();
+            // Lanes exchange four blocks at a time, and write none beyond the row.
+            while !words.len().is_multiple_of(LANES as usize) {
+                words.push(k.lit(0u32));
+            }
             for (first, words) in (0..).step_by(4 * BLOCK as usize).zip(words.chunks_exact(4)) {
                 let words = super::gathered(quad, std::array::from_fn(|i| words[i]));
                 let inside = exists & to.width.gt(quad * BLOCK + first);

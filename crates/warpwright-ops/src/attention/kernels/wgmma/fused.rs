@@ -216,9 +216,11 @@ impl WgmmaFusedBackward {
 
     /// Adds what group `group` has of each step to the sums in global memory, in turn.
     fn add_up<'k>(&self, k: K<'k>, a: &WgmmaFusedParams<'k>, block: &FusedBlock<'k>, group: U32<'k>) {
-        let half = self.config.half_bytes();
+        let parts = self.config.part_bytes();
+        // From one part to the next in the mean; where they are uneven, the second one begins later.
+        let half = (parts[0] + parts[1]) / WgmmaFused::GROUPS;
         let pipeline = block.gradients.part(group, 1);
-        let from = group.mul_add(half, block.base + self.config.places(self.dtype).dq);
+        let from = group.mul_add(parts[0], block.base + self.config.places(self.dtype).dq);
         let last = (block.ends - block.walk.from).to_u32() / self.config.columns;
         let _ = self.heads(k, a, block, pipeline.start(k), |head, pipe| {
             let of_all = block.batch * a.problem.heads + head;
@@ -226,11 +228,21 @@ impl WgmmaFusedBackward {
             let number = tile * u64::from(WgmmaFused::GROUPS) + group.to_u64();
             let (pipe, _) = k.fold(self.steps(k, block), (pipe, number), |step, (pipe, number)| {
                 let turns = Turn::new(a.sums.counter(of_all, number));
-                let sums = a.sums.dq.at(number * u64::from(half / 4));
+                let mut sums = a.sums.dq.at(number * u64::from(half / 4));
+                if self.config.is_uneven() {
+                    sums = sums.at(group * ((parts[0] - half) / 4));
+                }
                 let turn = block.tile - block.span.first_tile_at(block.ends - step, WgmmaFused::ROWS);
                 turns.wait(turn);
                 pipeline.consumer_wait(pipe);
-                k.if_else(turn.eq(0), || sums.store_bulk(from, half), || sums.add_bulk(from, half));
+                let send = |bytes| {
+                    k.if_else(turn.eq(0), || sums.store_bulk(from, bytes), || sums.add_bulk(from, bytes));
+                };
+                if self.config.is_uneven() {
+                    k.if_else(group.eq(0), || send(parts[0]), || send(parts[1]));
+                } else {
+                    send(half);
+                }
                 k.commit_stores();
                 k.wait_stores(0);
                 pipeline.consumer_release(pipe);
@@ -277,7 +289,14 @@ impl WgmmaFusedBackward {
         let (keys, ds) = (self.config.keys_transposed(self.dtype), self.config.ds(self.dtype));
         let (of_keys, of_ds) = self.config.dq_parts(self.dtype);
         let ds_part = group.mul_add(of_ds, block.base + places.ds);
-        let dq = group.mul_add(self.config.half_bytes(), block.base + places.dq);
+        // Eight of the group's queries have 16 bytes for each thread: those of all threads of a group lie behind each other, or, where parts
+        // are uneven, those of all threads of a warp.
+        let uneven = self.config.is_uneven();
+        let dq = if uneven {
+            warp.mul_add(self.config.dq_columns() / 8 * (WARP * 16), block.base + places.dq)
+        } else {
+            group.mul_add(self.config.part_bytes()[0], block.base + places.dq)
+        };
         let group = Group {
             fused: self,
             block,
@@ -287,7 +306,8 @@ impl WgmmaFusedBackward {
             keys_transposed: (keys, keys.descriptor(group.mul_add(of_keys, block.base))),
             ds_place: ds.transposed_place(block.base + places.ds, group),
             ds_part: (ds, ds.descriptor(ds_part)),
-            dq: (k.thread_idx() & (GROUP - 1)).mul_add(16, dq),
+            dq: if uneven { lane } else { k.thread_idx() & (GROUP - 1) }.mul_add(16, dq),
+            warp,
             gradients: block.gradients.part(group, 1),
             scores: self.config.ahead.then(|| WarpgroupSums::zero(k, columns)),
             sums: [(); 2].map(|()| WarpgroupSums::zero(k, width)),
@@ -343,6 +363,8 @@ struct Group<'k, 'a> {
     /// Where the lane leaves its weights, and where its share of `dq^T`.
     ds_place: U32<'k>,
     dq: U32<'k>,
+    /// Its number in the block.
+    warp: U32<'k>,
     gradients: Pipeline<'k>,
     /// The products of the next tile, if they are ahead.
     scores: Option<WarpgroupSums<'k>>,
@@ -483,10 +505,18 @@ impl<'k> Group<'k, '_> {
     /// Leaves the part of a tile's gradients to the warp that adds them up.
     fn hand_on(&self, k: K<'k>, dq: &WarpgroupSums<'k>, state: PipelineState<'k>) {
         self.gradients.producer_wait(state);
+        let config = self.fused.config;
         let to = k.shared_at::<f32>(self.dq);
-        for chunk in 0..self.fused.config.dq_columns() / 8 {
-            let values: Vec<_> = (4 * chunk..4 * chunk + 4).map(|i| dq.at(i)).collect();
-            to.at(u64::from(chunk * GROUP * 4)).store(Lanes::from(values));
+        let put = |threads: u32| {
+            for chunk in 0..config.dq_columns() / 8 {
+                let values: Vec<_> = (4 * chunk..4 * chunk + 4).map(|i| dq.at(i)).collect();
+                to.at(u64::from(chunk * threads * 4)).store(Lanes::from(values));
+            }
+        };
+        if config.is_uneven() {
+            k.if_(self.warp.lt(config.dq_warps()), || put(WARP));
+        } else {
+            put(GROUP);
         }
         k.fence_shared_copies();
         k.warp_barrier();

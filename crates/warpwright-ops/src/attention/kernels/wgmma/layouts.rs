@@ -11,6 +11,16 @@ const SHARED: u32 = (227 << 10) - 512;
 /// As many tiles as their barriers leave room for.
 const MAX_TILES: u32 = 24;
 
+/// Whether products have rows of `width` elements, of which a tile has whole panels.
+const fn is_width(width: u32) -> bool {
+    width.is_multiple_of(16) && 16 <= width && width <= 256
+}
+
+/// Two widths in the names of kernels.
+fn name_of_widths(width: u32, value_width: u32) -> String {
+    if width == value_width { format!("d{width}") } else { format!("d{width}v{value_width}") }
+}
+
 /// The sizes of a block of `groups` warpgroups that multiply and one that copies.
 const fn shape(groups: u32, columns: u32, width: u32) -> BlockShape {
     let (threads, rows) = ((groups + 1) * GROUP, groups * GROUP_ROWS);
@@ -24,8 +34,10 @@ pub struct Wgmma {
     pub groups: u32,
     /// Keys of a tile, a multiple of 16.
     pub columns: u32,
-    /// Elements of a row of a tile, a multiple of 64 up to 256.
+    /// Elements of a row of queries and keys, a multiple of 16 up to 256.
     pub width: u32,
+    /// Elements of a row of values, likewise.
+    pub value_width: u32,
     /// Tiles of keys in shared memory, and of values.
     pub stages: u32,
     /// Whether groups start their products in turn, so that one's exponentials run beside another's products (FlashAttention-3).
@@ -56,11 +68,11 @@ impl Wgmma {
     }
 
     pub(super) const fn tiles(self, dtype: DType) -> SharedTiles {
-        let Self { columns, width, .. } = self;
+        let Self { columns, width, value_width, .. } = self;
         SharedTiles {
             q: PanelTile { dtype, major: Major::K, outer: self.groups * GROUP_ROWS, depth: width },
             keys: PanelTile { dtype, major: Major::K, outer: columns, depth: width },
-            values: PanelTile { dtype, major: Major::Mn, outer: width, depth: columns },
+            values: PanelTile { dtype, major: Major::Mn, outer: value_width, depth: columns },
         }
     }
 
@@ -70,30 +82,31 @@ impl Wgmma {
         [q, keys, values]
     }
 
-    /// Whether its tiles are possible and hold rows of `width` elements.
-    pub(in crate::attention) fn holds(self, width: u32) -> bool {
-        let Self { groups, columns, width: most, stages, .. } = self;
+    /// Whether its tiles are possible and hold rows of `width` elements, and of `value_width` in values.
+    pub(in crate::attention) fn holds(self, width: u32, value_width: u32) -> bool {
+        let Self { groups, columns, stages, .. } = self;
         let possible = (1..=3).contains(&groups)
             && columns.is_multiple_of(16)
             && (16..=256).contains(&columns)
-            && most.is_multiple_of(PanelTile::WIDTH)
-            && most <= 256
+            && is_width(self.width)
+            && is_width(self.value_width)
             && (1..=8).contains(&stages)
             && (groups > 1 || !self.ping_pong);
-        possible && width <= most && self.shared_bytes(DType::BF16, 1) <= SHARED
+        let holds = width <= self.width && value_width <= self.value_width;
+        possible && holds && self.shared_bytes(DType::BF16, 1) <= SHARED
     }
 }
 
 impl BlockLayout for Wgmma {
     fn name(&self) -> String {
-        let Self { groups, columns, width, stages, ping_pong, lazy_rescale, persistent } = self;
+        let Self { groups, columns, width, value_width, stages, ping_pong, lazy_rescale, persistent } = self;
         let flags = [(ping_pong, "a"), (lazy_rescale, "p"), (persistent, "s")];
         let flags: String = flags.iter().filter(|(on, _)| **on).map(|(_, flag)| *flag).collect();
-        format!("wg{groups}c{columns}d{width}s{stages}{flags}")
+        format!("wg{groups}c{columns}{}s{stages}{flags}", name_of_widths(*width, *value_width))
     }
 
     fn shape(&self) -> BlockShape {
-        shape(self.groups, self.columns, self.width)
+        shape(self.groups, self.columns, self.width.max(self.value_width))
     }
 
     fn shared_bytes(&self, dtype: DType, stationary: u32) -> u32 {
@@ -112,24 +125,30 @@ pub struct WgmmaSweep {
     pub columns: u32,
     /// Tiles of columns in shared memory, at least 4: two for each step.
     pub tiles: u32,
-    /// Elements of a row of a tile: a multiple of 64.
+    /// Elements of a row of queries and keys, the first tensors: a multiple of 16 from 64 to 256.
     pub width: u32,
+    /// Elements of a row of values and of gradients of the result, the second tensors: likewise.
+    pub value_width: u32,
     /// Whether the block's stationary rows are in registers.
     pub held: bool,
 }
 
 impl WgmmaSweep {
-    /// Whether there is such a kernel for rows of `width` elements.
-    pub(in crate::attention) fn fits(self, work: Work, dtype: DType, width: usize) -> bool {
-        let Self { groups, columns, tiles, width: most, .. } = self;
+    /// Whether there is such a kernel for rows of so many elements of the first and of the second tensors.
+    pub(in crate::attention) fn fits(self, work: Work, dtype: DType, widths: [u32; 2]) -> bool {
+        let Self { groups, columns, tiles, .. } = self;
+        let wide = |(most, width): (u32, u32)| is_width(most) && most >= PanelTile::WIDTH && width <= most;
         (1..=3).contains(&groups)
             && columns.is_multiple_of(16)
             && (16..=128).contains(&columns)
             && (4..=MAX_TILES).contains(&tiles)
-            && most.is_multiple_of(PanelTile::WIDTH)
-            && (64..=256).contains(&most)
-            && width <= most as usize
+            && self.widths().into_iter().zip(widths).all(wide)
             && self.shared_bytes(dtype, work.stationary()) <= SHARED
+    }
+
+    /// Elements of a row of the first and of the second tensors.
+    pub(in crate::attention) const fn widths(self) -> [u32; 2] {
+        [self.width, self.value_width]
     }
 
     /// Registers of a thread that multiplies, and of one that does not.
@@ -137,19 +156,31 @@ impl WgmmaSweep {
         if self.groups == 3 { (160, 32) } else { (240, 24) }
     }
 
-    /// The block's stationary rows.
-    pub(in crate::attention) const fn stationary(self, dtype: DType) -> PanelTile {
-        PanelTile { dtype, major: Major::K, outer: self.groups * GROUP_ROWS, depth: self.width }
+    /// The block's stationary rows of both tensors.
+    pub(in crate::attention) fn stationary(self, dtype: DType) -> [PanelTile; 2] {
+        let outer = self.groups * GROUP_ROWS;
+        self.widths().map(|depth| PanelTile { dtype, major: Major::K, outer, depth })
     }
 
-    /// A tile of columns as what the rows are multiplied with.
-    pub(in crate::attention) const fn of_products(self, dtype: DType) -> PanelTile {
-        PanelTile { dtype, major: Major::K, outer: self.columns, depth: self.width }
+    /// Bytes of the stationary rows of `count` of the tensors.
+    pub(in crate::attention) fn stationary_bytes(self, dtype: DType, count: u32) -> u32 {
+        self.stationary(dtype).iter().take(count as usize).map(|tile| tile.bytes()).sum()
     }
 
-    /// The same tile as what weights are multiplied with.
-    pub(in crate::attention) const fn of_sums(self, dtype: DType) -> PanelTile {
-        PanelTile { dtype, major: Major::Mn, outer: self.width, depth: self.columns }
+    /// Tiles of columns of both tensors as what the rows are multiplied with.
+    pub(in crate::attention) fn of_products(self, dtype: DType) -> [PanelTile; 2] {
+        self.widths().map(|depth| PanelTile { dtype, major: Major::K, outer: self.columns, depth })
+    }
+
+    /// The same tiles as what weights are multiplied with.
+    pub(in crate::attention) fn of_sums(self, dtype: DType) -> [PanelTile; 2] {
+        self.widths().map(|outer| PanelTile { dtype, major: Major::Mn, outer, depth: self.columns })
+    }
+
+    /// Bytes of a place in the ring, which tiles of both tensors fit.
+    pub(in crate::attention) fn tile_bytes(self, dtype: DType) -> u32 {
+        let [first, second] = self.of_products(dtype);
+        first.bytes().max(second.bytes())
     }
 
     /// Bytes of what is known of the columns of a tile: two numbers each.
@@ -160,17 +191,18 @@ impl WgmmaSweep {
 
 impl BlockLayout for WgmmaSweep {
     fn name(&self) -> String {
-        let Self { groups, columns, tiles, width, held } = self;
-        format!("wg{groups}c{columns}t{tiles}d{width}{}", if *held { "h" } else { "" })
+        let Self { groups, columns, tiles, width, value_width, held } = self;
+        let widths = name_of_widths(*width, *value_width);
+        format!("wg{groups}c{columns}t{tiles}{widths}{}", if *held { "h" } else { "" })
     }
 
     fn shape(&self) -> BlockShape {
-        shape(self.groups, self.columns, self.width)
+        shape(self.groups, self.columns, self.width.max(self.value_width))
     }
 
     fn shared_bytes(&self, dtype: DType, stationary: u32) -> u32 {
-        let tiles = self.tiles * (self.of_products(dtype).bytes() + self.statistics_bytes());
-        K::TILE_SLACK + stationary * self.stationary(dtype).bytes() + tiles
+        let tiles = self.tiles * (self.tile_bytes(dtype) + self.statistics_bytes());
+        K::TILE_SLACK + self.stationary_bytes(dtype, stationary) + tiles
     }
 }
 
@@ -198,11 +230,11 @@ impl WgmmaSweeps {
 /// of which one fetches tiles of queries and two add up the gradients of queries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WgmmaFused {
-    /// Queries of a tile: a multiple of 32, or of 16 in rows of 128, up to 128.
+    /// Queries of a tile: a multiple of 32 in rows of 64, of 16 in others, up to 128.
     pub columns: u32,
     /// Tiles of queries and of gradients of the result in shared memory, together: at least 2, and 3 if scores are ahead.
     pub tiles: u32,
-    /// Elements of a row of a tile: 64 or 128.
+    /// Elements of a row of a tile: a multiple of 16 from 64 to 128.
     pub width: u32,
     /// Whether the scores of the next tile are computed while gradients are handed on.
     pub ahead: bool,
@@ -233,9 +265,11 @@ impl WgmmaFused {
     /// Whether there is such a kernel for rows of `width` elements.
     pub(in crate::attention) fn fits(self, dtype: DType, width: usize) -> bool {
         let Self { columns, tiles, width: most, ahead } = self;
-        matches!(most, 64 | 128)
-            && columns.is_multiple_of(2048 / most)
-            && (2048 / most..=128).contains(&columns)
+        let step = if most == 64 { 32 } else { 16 };
+        is_width(most)
+            && (64..=128).contains(&most)
+            && columns.is_multiple_of(step)
+            && (step..=128).contains(&columns)
             && (2 + u32::from(ahead)..=MAX_TILES).contains(&tiles)
             && width <= most as usize
             && self.shared_bytes(dtype, 2) <= SHARED
@@ -285,9 +319,24 @@ impl WgmmaFused {
         if self.width == 64 { self.columns / Self::GROUPS } else { self.columns }
     }
 
-    /// Bytes of a group's part of the gradients of a tile's queries.
-    pub(super) const fn half_bytes(self) -> u32 {
-        self.columns * self.width * 4 / Self::GROUPS
+    /// Bytes of the groups' parts of the gradients of a tile's queries. Where the groups have 64 elements each, those of the second one that
+    /// rows do not have are left out.
+    pub(super) const fn part_bytes(self) -> [u32; Self::GROUPS as usize] {
+        let all = self.columns * self.width * 4;
+        let first = if self.width == 64 { all / Self::GROUPS } else { self.columns * GROUP_ROWS * 4 };
+        [first, all - first]
+    }
+
+    /// Whether the groups' parts are of different sizes. Then each warp's share of a tile lies for itself, and those of the last warps are left
+    /// out.
+    pub(super) const fn is_uneven(self) -> bool {
+        let [first, second] = self.part_bytes();
+        first != second
+    }
+
+    /// Warps that have gradients of a tile's queries, where parts are uneven: each has 16 elements.
+    pub(super) const fn dq_warps(self) -> u32 {
+        self.width / 16
     }
 
     /// Bytes of what is known of the queries of a tile: two numbers each.
@@ -299,7 +348,7 @@ impl WgmmaFused {
         let tiles = 2 * self.own(dtype).bytes();
         let ds = tiles + self.tiles * self.of_products(dtype).bytes();
         let dq = ds + Self::DS_BUFFERS * self.ds(dtype).bytes();
-        let statistics = dq + Self::GROUPS * self.half_bytes();
+        let statistics = dq + self.columns * self.width * 4;
         FusedPlaces { tiles, ds, dq, statistics, end: statistics + self.tiles * self.statistics_bytes() }
     }
 }
