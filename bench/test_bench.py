@@ -62,6 +62,8 @@ def test_bytes_are_those_of_the_operation():
     assert case.bytes == 2 * 8 * 4 * 16 * 2 * 8
     case = suites.Case("attention", "", (2, 8, 4, 16), "bf16", "forward", (("kv_heads", 2), ("queries", 1)))
     assert case.bytes == 2 * 2 * 2 * (4 + 8 * 2) * 16 and case.operations == 4 * 2 * 4 * 8 * 16
+    case = suites.Case("attention", "", (2, 8, 4, 16), "bf16", "backward", (("value_width", 8),))
+    assert case.bytes == 2 * 2 * 2 * 8 * 8 * (16 + 8) and case.operations == 2 * 2 * 4 * 8 * 8 * (3 * 16 + 2 * 8)
     options = (("dilation", 2), ("filters", 6), ("groups", 2), ("kernel", 3), ("padding", 1), ("stride", 2))
     case = suites.Case("conv", "", (2, 4, 9, 8), "bf16", "dx", options)
     results = 2 * 6 * 4 * 3

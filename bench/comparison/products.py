@@ -4,7 +4,8 @@
 `grouped_matmul`: shape is (groups, rows of all groups, n, k), groups end at random; `grouping`: `k` if these rows are the common dimension,
 of which each group has a result [n, k]. `scaled_matmul`: the same as `matmul` of 8-bit codes of `format`, with a scale for each `row`, or one, `tensor`; sums as `accumulation` says. `matmul_4bit`: the same as `matmul` with an NF4
 weight [n, k] in blocks of 64, beside the product with the weight in the type of x. `attention`:
-shape is (batch, sequence, heads, head_dim), the keys' where there are other `queries`; options `causal`, `kv_heads` and `queries`.
+shape is (batch, sequence, heads, head_dim), the keys' where there are other `queries`; options `causal`, `kv_heads`, `queries` and
+`value_width`, the head_dim of the values where it differs.
 `linear_cross_entropy`: shape is (rows, features, classes).
 """
 
@@ -187,8 +188,9 @@ class Attention(Problem):
         self.case = case
         batch, sequence, heads, width = case.shape
         self.causal = bool(case.option("causal"))
-        of_keys = (batch, sequence, case.option("kv_heads", heads), width)
-        self.inputs = [draw((batch, case.option("queries", sequence), heads, width)), draw(of_keys), draw(of_keys)]
+        of_keys = (batch, sequence, case.option("kv_heads", heads))
+        queries = draw((batch, case.option("queries", sequence), heads, width))
+        self.inputs = [queries, draw((*of_keys, width)), draw((*of_keys, case.option("value_width", width)))]
 
     def theirs(self, x: torch.Tensor, *rest: Any) -> torch.Tensor:
         q, k, v = (t.transpose(1, 2) for t in (x, *rest))

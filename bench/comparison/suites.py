@@ -121,8 +121,9 @@ class Case:
         if self.op == "attention":
             batch, sequence, heads, width = self.shape
             rows = self.option("queries", sequence) * heads + sequence * self.option("kv_heads", heads)
+            widths = width + self.option("value_width", width)
             # Queries, keys, values and result; in the other direction their gradients too.
-            return batch * width * rows * size * {"forward": 2, "backward": 4, "both": 6}[self.direction]
+            return batch * widths * rows * size * {"forward": 1, "backward": 2, "both": 3}[self.direction]
         if self.op == "linear_cross_entropy":
             rows, features, classes = self.shape
             return (rows + classes) * features * size * {"forward": 1, "both": 2}[self.direction]
@@ -173,8 +174,10 @@ class Case:
             batch, sequence, heads, width = self.shape
             queries = self.option("queries", sequence)
             pairs = sequence * (sequence + 1) // 2 if self.option("causal") else queries * sequence
-            products = {"forward": 2, "backward": 5, "both": 7}[self.direction]
-            return 2 * products * batch * heads * pairs * width
+            # Products of queries or keys, and of values or gradients of the result.
+            of_keys, of_values = {"forward": (1, 1), "backward": (3, 2), "both": (4, 3)}[self.direction]
+            elements = of_keys * width + of_values * self.option("value_width", width)
+            return 2 * batch * heads * pairs * elements
         return 0
 
     def __str__(self) -> str:
