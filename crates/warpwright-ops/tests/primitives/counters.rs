@@ -71,11 +71,13 @@ const ROW: usize = 4096;
 /// channels, which lie one after the other, for a few elements of each. The seed of dropout has 64 bits and is the same for all lanes,
 /// which counts once for each half of a warp, and so do the numbers of an optimizer's step. Lanes that rotate two groups of heads of a token read the same row of a table. Indices are
 /// sorted by a binary search and by scattering them. Lanes that decode 4-bit weights read the scales of eight rows, of a few bytes each.
-const GATHERS: [&str; 32] = [
+const GATHERS: [&str; 34] = [
     "quantize_nested forward",
     "attention forward",
     "attention backward",
     "attention one sweep",
+    "attention forward of 80",
+    "attention one sweep of 80",
     "attention decode",
     "adaptive_max_pool forward",
     "adaptive_max_pool backward",
@@ -395,6 +397,16 @@ fn attention(add: &mut dyn FnMut(&str, &str, Counters)) {
     let layout = tuning::wgmma_fused(64, u32::MAX).expect("a layout for heads of 64 elements");
     let algorithm = BackwardAlgorithm::WgmmaFused { layout, heads_at_once: None };
     add(plan.op(), "one sweep", count(&desc.plan_with(TARGET, algorithm).expect("plan")));
+    // Rows that end within a panel, and groups with parts of different sizes.
+    let layout = Layout4::contiguous([1, 200, 2, 80]);
+    let forward = AttentionDesc { q: layout, k: layout, v: layout, o: layout, ..desc.forward };
+    let plan = forward.plan(TARGET).expect("plan");
+    add(plan.op(), "forward of 80", count(&plan));
+    let desc =
+        AttentionBackwardDesc { forward, dy: layout, dq: layout, dk: layout, dv: layout, dbias, dsinks };
+    let layout = tuning::wgmma_fused(80, u32::MAX).expect("a layout for heads of 80 elements");
+    let algorithm = BackwardAlgorithm::WgmmaFused { layout, heads_at_once: None };
+    add(plan.op(), "one sweep of 80", count(&desc.plan_with(TARGET, algorithm).expect("plan")));
     // One query of each sequence: four heads share the rows of a tile.
     let (q, k) = (Layout4::contiguous([1, 1, 4, 64]), Layout4::contiguous([1, 700, 1, 64]));
     let decode = AttentionDesc { dtype: DType::BF16, q, k, v: k, o: q, options: AttentionOptions::default() };
@@ -567,8 +579,9 @@ fn line(name: &str, c: &Counters) -> String {
 #[test]
 fn counters_are_as_recorded_and_traffic_is_dense() {
     let all = every_primitive();
-    // Attention of few queries is another kernel, and so are gradients in one sweep and the tiles that copies turn.
-    assert_eq!(all.len(), catalogue().len() + 2 + 6, "every primitive of the catalogue is counted");
+    // Attention of few queries is another kernel, and so are gradients in one sweep and the tiles that copies turn; heads of 80 elements have
+    // two more.
+    assert_eq!(all.len(), catalogue().len() + 4 + 6, "every primitive of the catalogue is counted");
     for (name, c) in &all {
         let (sectors, ideal) = (c.global_sectors(), c.ideal_global_sectors());
         let dense = 50 * (sectors - ideal) <= ideal;
