@@ -481,7 +481,7 @@ pub fn wgmma(widths: [u32; 2], bias: bool, few: bool) -> Option<Wgmma> {
 pub fn is_persistent(groups: Wgmma, band: bool, queries: u32) -> bool {
     let most = match groups.width {
         64 | 80 | 96 => u32::MAX,
-        112 | 128 => 16,
+        112 | 128 | 160 | 192 => 16,
         _ => 64,
     };
     !band || queries.div_ceil(groups.rows()) <= most
