@@ -39,17 +39,18 @@ fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
     }
 }
 
-/// Every kernel that a plan of the entry can hold.
+/// Every kernel that a plan of the entry can hold; those for single bytes, which no type of floats has, with f16.
 fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
-    let element = size(dtype);
-    let units = [1, 2, 4, 8, 16].into_iter().filter(|unit| *unit >= element);
+    let mut elements = vec![size(dtype)];
+    elements.extend((dtype == DType::F16).then_some(1));
+    let least = elements.iter().copied().min().unwrap_or(1);
+    let units = [1, 2, 4, 8, 16].into_iter().filter(|unit| *unit >= least);
     let outer = if entry.op == PERMUTE { vec![1, MAX_OUTER] } else { vec![1] };
     let rows = units.flat_map(|unit| outer.iter().map(move |outer| Rows { unit, outer: *outer }));
     let mut all: Vec<_> =
         rows.map(|rows| plan::recorded(PERMUTE, &rows, target)).collect::<Result<_, _>>()?;
     if entry.op == PERMUTE {
-        let tiles = tuning::tiles().into_iter().filter(|tile| tile.element == element);
-        for tile in tiles {
+        for tile in tuning::tiles().into_iter().filter(|tile| elements.contains(&tile.element)) {
             all.push(plan::recorded(PERMUTE, &Tiles(tile), target)?);
         }
     }
