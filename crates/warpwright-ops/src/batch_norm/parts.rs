@@ -152,7 +152,7 @@ impl Operation for BatchNormSumsDesc {
             Ok(vec![sums, p.combine_gradients(w, saved, gradients(), Args::workspace, 0)?])
         };
         let empty = || p.zero(gradients());
-        p.finish(Direction::Backward, tensors, None, walks.clone(), steps, empty)
+        p.finish(Direction::Backward, tensors, None, walks, steps, empty)
     }
 }
 
@@ -196,7 +196,7 @@ impl Operation for BatchNormGradientDesc {
             let (x, g, coefficients) = (Args::x.arg(), Args::g.arg(), Args::coefficients.arg());
             Ok(vec![p.gradient(w, [x, g, coefficients], Args::dx.arg())?])
         };
-        p.finish(Direction::Backward, tensors, None, walks.clone(), steps, || Ok(Vec::new()))
+        p.finish(Direction::Backward, tensors, None, walks, steps, || Ok(Vec::new()))
     }
 }
 
