@@ -1,16 +1,17 @@
 //! Batch norm with the statistics of the batches of all ranks.
 
 use warpwright_ops::batch_norm::{
-    BatchNormOptions, BatchNormSums, Layout, RunningStatistics, batch_norm_inference, batch_norm_sums,
-    batch_statistics,
+    BatchNormOptions, BatchNormSums, Layout, RunningStatistics, batch_norm_gradient, batch_norm_inference,
+    batch_norm_sums, batch_statistics,
 };
 use warpwright_ops::cast::cast;
+use warpwright_ops::copy::cat;
 use warpwright_ops::elementwise::{Expr, Operand, map, map_into};
 use warpwright_ops::reduce::sum;
 use warpwright_ops::{Error, NormGradients, NormOutput};
 use warpwright_ptx::DType;
 use warpwright_runtime::comm::{Communicator, Group, Reduction};
-use warpwright_runtime::{Stream, Tensor, TensorRef};
+use warpwright_runtime::{Stream, Tensor};
 
 use super::{into_dtype, map_new, refused};
 
@@ -32,8 +33,6 @@ struct Channels {
     channels: usize,
     /// Values of a channel on this rank.
     count: usize,
-    /// The shape of `[channels]` beside `x`.
-    beside: Vec<usize>,
     wide: DType,
 }
 
@@ -47,17 +46,8 @@ impl Channels {
             Layout::ChannelsFirst => (shape[1], &shape[2..]),
             Layout::ChannelsLast => (shape[shape.len() - 1], &shape[1..shape.len() - 1]),
         };
-        let mut beside = vec![channels];
-        if layout == Layout::ChannelsFirst {
-            beside.resize(shape.len() - 1, 1);
-        }
         let count = spatial.iter().fold(batch, |n, extent| n.saturating_mul(*extent));
-        Ok(Self { channels, count, beside, wide: x.dtype().accumulator() })
-    }
-
-    /// A vector of the channels beside `x`.
-    fn beside<'t>(&self, vector: &'t Tensor) -> Result<TensorRef<'t>, Error> {
-        Ok(vector.as_ref().reshape(&self.beside)?)
+        Ok(Self { channels, count, wide: x.dtype().accumulator() })
     }
 
     fn empty(&self, stream: &Stream) -> Result<Tensor, Error> {
@@ -211,19 +201,15 @@ pub fn sync_batch_norm_backward(
     let dx = if of.count == 0 {
         Tensor::empty_on(stream, x.dtype(), x.shape())?
     } else {
-        let (mut scale, mut shift, mut slope) = (of.empty(stream)?, of.empty(stream)?, of.empty(stream)?);
+        let (mut of_g, mut slope, mut shift) = (of.empty(stream)?, of.empty(stream)?, of.empty(stream)?);
         let [w, r, sum_dy, sum_dy_normal, n] = Expr::inputs();
-        let exprs = [w * &r, sum_dy / &n, r * sum_dy_normal / n];
+        let scale = w * &r;
+        let exprs = [scale.clone(), -(&scale * r) * sum_dy_normal / &n, -scale * sum_dy / n];
         let inputs = [&weight, rstd, &all_dbias, &all_dweight, &output.count];
         let inputs = inputs.map(|x| Operand::Tensor(x.as_ref())).into();
-        map_into(stream, inputs, &exprs, &[], vec![scale.as_mut(), shift.as_mut(), slope.as_mut()])?;
-        let [g, x_, scale_, mean_, shift_, slope_] = Expr::inputs();
-        let dx = scale_ * (g - shift_ - (x_ - mean_) * slope_);
-        let g = masked.as_ref().unwrap_or(dy);
-        let vectors = [&scale, mean, &shift, &slope].map(|vector| of.beside(vector));
-        let [scale, mean, shift, slope] = vectors;
-        let inputs = [g.as_ref(), x.as_ref(), scale?, mean?, shift?, slope?];
-        map_new(stream, inputs, (dx, &[]), x.dtype(), x.shape())?
+        map_into(stream, inputs, &exprs, &[], vec![of_g.as_mut(), slope.as_mut(), shift.as_mut()])?;
+        let coefficients = cat(stream, &[mean, &of_g, &slope, &shift], 0)?.reshape(&[4, of.channels])?;
+        batch_norm_gradient(stream, x, masked.as_ref().unwrap_or(dy), &coefficients, options)?
     };
     let as_parameter = |given: Option<&Tensor>, gradient: Tensor| {
         given.map(|given| into_dtype(stream, gradient, given.dtype())).transpose()
