@@ -37,9 +37,14 @@ def narrow(*tensors: Any) -> Tuple[Any, ...]:
     return tuple(t.to(dtype) if t is not None and t.dtype in floats else t for t in tensors)
 
 
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """The type of sums and statistics of elements of a type."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 def statistics(x: Tensor, shape: Any) -> Tensor:
     """A tensor for statistics of `x`."""
-    return x.new_empty(shape, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
+    return x.new_empty(shape, dtype=accumulator(x.dtype))
 
 
 def random_numbers(x: Tensor) -> Tensor:

@@ -12,15 +12,10 @@ from torch.autograd.function import once_differentiable
 
 from .. import _native
 from .._errors import Error, misranked, misshapen, refused, renamed
-from ._common import narrow
+from ._common import accumulator, narrow
 from ._parallel_group import Ranks, described
 
 _OP = "context_parallel_attention"
-
-
-def _wide(x: Tensor) -> torch.dtype:
-    """The type that results of parts of the keys are merged in."""
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def _first(x: Tensor, dim: int = 1) -> Tensor:
@@ -81,7 +76,7 @@ class _Ring(torch.autograd.Function):
                 keys, values = _first(keys), _first(values)
             part, part_lse = options.forward(_second(q) if last_queries else q, keys, values, masked)
             if o is None:
-                o, lse = part.to(_wide(q)), part_lse
+                o, lse = part.to(accumulator(q.dtype)), part_lse
             elif last_queries:
                 halves = _second(o), _second(lse, 2)
                 for half, merged in zip(halves, _merge(*halves, part, part_lse)):
@@ -98,7 +93,7 @@ class _Ring(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> Any:
         q, k, v, o, lse = ctx.saved_tensors
         options = ctx.options
-        ranks, wide = options.ranks, _wide(q)
+        ranks, wide = options.ranks, accumulator(q.dtype)
         dq = torch.zeros_like(q, dtype=wide, memory_format=torch.contiguous_format)
         of_last = None
         sums: List[Tensor] = []
@@ -141,14 +136,18 @@ def _in_order(x: Tensor, ranks: Ranks, causal: bool) -> Tensor:
     return whole.flatten(1, 2)
 
 
+def _both_chunks(chunks: Tensor, rank: int, dim: int) -> Tensor:
+    """The chunks of a rank, one after the other, of all of them along a dimension."""
+    return torch.cat([chunks.select(dim, chunk) for chunk in (rank, chunks.shape[dim] - 1 - rank)], dim)
+
+
 def _by_rank(x: Tensor, ranks: Ranks, causal: bool) -> Tensor:
     """The parts of each rank, one after the other, of what is in the order of the sequence: [ranks, batch, positions of a rank, ...]."""
     size = ranks.size
     if not causal or size == 1:
         return x.unflatten(1, (size, -1)).transpose(0, 1)
     chunks = x.unflatten(1, (2 * size, -1))
-    parts = [torch.cat((chunks[:, rank], chunks[:, 2 * size - 1 - rank]), 1) for rank in range(size)]
-    return torch.stack(parts)
+    return torch.stack([_both_chunks(chunks, rank, 1) for rank in range(size)])
 
 
 class _AllGather(torch.autograd.Function):
@@ -171,7 +170,7 @@ class _AllGather(torch.autograd.Function):
         batch, positions, heads, _ = q.shape
         keys, values = (_in_order(t, options.ranks, options.causal) for t in (k, v))
         o = q.new_empty((batch, positions, heads, v.shape[-1]))
-        lse = q.new_empty((batch, heads, positions), dtype=_wide(q))
+        lse = q.new_empty((batch, heads, positions), dtype=accumulator(q.dtype))
         for piece, end, causal in _AllGather._chunks(options, positions):
             options.forward(q[:, piece], keys[:, :end], values[:, :end], causal, out=(o[:, piece], lse[:, :, piece]))
         ctx.save_for_backward(q, k, v, o, lse)
@@ -185,7 +184,7 @@ class _AllGather(torch.autograd.Function):
         options = ctx.options
         ranks, causal = options.ranks, options.causal
         keys, values = (_in_order(t, ranks, causal) for t in (k, v))
-        sums = [torch.zeros_like(t, dtype=_wide(q)) for t in (keys, values)]
+        sums = [torch.zeros_like(t, dtype=accumulator(q.dtype)) for t in (keys, values)]
         dqs = []
         for piece, end, masked in _AllGather._chunks(options, q.shape[1]):
             of_q, of_o, of_dy = (t[:, piece] for t in (q, o, dy))
@@ -252,7 +251,7 @@ def zig_zag_split(x: Tensor, process_group: Any = None, dim: int = 1) -> Tensor:
         raise refused(ranks.op, f"the length along dimension {dim}", length, f"a multiple of {2 * ranks.size}")
     chunks = x.unflatten(dim, (2 * ranks.size, -1))
     dim %= x.dim()
-    return torch.cat([chunks.select(dim, c) for c in (ranks.rank, 2 * ranks.size - 1 - ranks.rank)], dim)
+    return _both_chunks(chunks, ranks.rank, dim)
 
 
 class _Join(torch.autograd.Function):

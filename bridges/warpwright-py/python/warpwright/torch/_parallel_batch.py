@@ -13,16 +13,12 @@ from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 from .. import _native
 from .._errors import misshapen, refused
 from . import _batch
+from ._common import accumulator
 from ._parallel_group import Ranks, described
 from ._patch_modules import Replaced
 from .nn import _BatchNorm as _Ours
 
 _OP = "sync_batch_norm"
-
-
-def _wide(x: Tensor) -> torch.dtype:
-    """The type of statistics."""
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def _values(x: Tensor) -> int:
@@ -34,7 +30,7 @@ def _local(x: Tensor) -> Tensor:
     """Means, sums of squared distances from them, and the number of values, of this rank, in one piece."""
     count = _values(x)
     if not count:
-        return torch.zeros(2 * x.shape[1] + 1, dtype=_wide(x), device=x.device)
+        return torch.zeros(2 * x.shape[1] + 1, dtype=accumulator(x.dtype), device=x.device)
     mean, rstd = _native.batch_norm_statistics(x, 0.0)
     return torch.cat((mean, count / rstd.square(), mean.new_full((1,), count)))
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from ._common import narrow, random_numbers, row_major
+from ._common import accumulator, narrow, random_numbers, row_major
 from ._registry import Operator, direct, refuse_tangents, register_gradient
 from ._transforms import is_wrapped
 
@@ -93,14 +93,10 @@ def _backward(
     return [*found, *(g for one in all_weights for g in one)]
 
 
-def _sums(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 def _reserve(x: Tensor, hidden: int, output: int, layers: int, directions: int, cell: str) -> Any:
     """Elements of what the backward pass needs: gates, and what a unit carries, of each layer and direction, and the results
     between layers; each part begins at a multiple of 16 bytes."""
-    rows, wide = x.shape[0] * x.shape[1], _sums(x.dtype).itemsize
+    rows, wide = x.shape[0] * x.shape[1], accumulator(x.dtype).itemsize
     part = lambda elements, size: (elements * size + 15) // 16 * 16  # noqa: E731
     each = part(rows * _GATES[cell] * hidden, wide) + (part(rows * hidden, wide) if cell in ("lstm", "gru") else 0)
     between = part(rows * directions * output, x.dtype.itemsize)
@@ -128,7 +124,7 @@ def _fake(
     batch = x.shape[0 if batch_first else 1]
     c_n = x.new_empty((count, batch, hidden) if cell == "lstm" else 0)
     length = _reserve(x, hidden, output, count // directions, directions, cell) if training else 0
-    reserve = x.new_empty(length, dtype=_sums(x.dtype) if training else None)
+    reserve = x.new_empty(length, dtype=accumulator(x.dtype) if training else None)
     return x.new_empty((*x.shape[:2], directions * output)), x.new_empty((count, batch, output)), c_n, reserve
 
 

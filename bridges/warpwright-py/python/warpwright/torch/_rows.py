@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from ._common import gradient_of, row_major, statistics, wide
+from ._common import accumulator, gradient_of, row_major, statistics, wide
 from ._differentiable import Differentiable
 from ._registry import Operator
 
@@ -131,7 +131,7 @@ def _alike(*tensors: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
 
 def _rms_eps(x: Tensor, eps: Optional[float]) -> float:
     """The eps of PyTorch where None is given: the machine epsilon of the type that it computes in, which is 32 bits for 16."""
-    return torch.finfo(torch.float64 if x.dtype == torch.float64 else torch.float32).eps if eps is None else eps
+    return torch.finfo(accumulator(x.dtype)).eps if eps is None else eps
 
 
 def rms_norm(

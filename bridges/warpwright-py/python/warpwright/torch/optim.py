@@ -7,17 +7,13 @@ import torch
 from torch import Tensor
 
 from .. import _native
+from ._common import accumulator
 
 __all__ = ["SGD", "Adam", "AdamW"]
 
 
-def _wide(p: Tensor) -> torch.dtype:
-    """The type of the state of a parameter."""
-    return torch.float64 if p.dtype == torch.float64 else torch.float32
-
-
 def _new_state(p: Tensor) -> Tensor:
-    return torch.zeros_like(p, dtype=_wide(p), memory_format=torch.preserve_format)
+    return torch.zeros_like(p, dtype=accumulator(p.dtype), memory_format=torch.preserve_format)
 
 
 def _local(x: Tensor) -> Tensor:
@@ -83,7 +79,7 @@ class _Stepped:
                 kept = self.state.get(p) or {}
                 for name in self._states:
                     value = kept.get(name)
-                    if value is not None and (value.dtype != _wide(p) or value.stride() != p.stride()):
+                    if value is not None and (value.dtype != accumulator(p.dtype) or value.stride() != p.stride()):
                         kept[name] = _new_state(p).copy_(value)
             self._share_counts(group)
 
@@ -132,7 +128,7 @@ class _Stepped:
 
     def _rate(self, number: int, lr: Any, like: Tensor) -> Tensor:
         """The learning rate of a group on the device."""
-        device, dtype = like.device, _wide(like)
+        device, dtype = like.device, accumulator(like.dtype)
         if isinstance(lr, Tensor):
             return lr.detach().to(device, dtype)
         rates = self.__dict__.setdefault("_rates", {})
