@@ -90,6 +90,20 @@ impl<'k> Divisor<'k> {
     }
 }
 
+/// The indices of `number` along dimensions with these extents, from the innermost one outwards; the last one is what is left.
+#[track_caller]
+pub fn indices<'k>(number: U32<'k>, extents: &[Divisor<'k>]) -> Vec<U32<'k>> {
+    let mut rest = number;
+    let mut all = Vec::with_capacity(extents.len() + 1);
+    for extent in extents {
+        let (quotient, index) = extent.divide(rest);
+        all.push(index);
+        rest = quotient;
+    }
+    all.push(rest);
+    all
+}
+
 impl<'k> WideDivisor<'k> {
     /// `n / divisor` of an `n` below 2^63.
     #[track_caller]

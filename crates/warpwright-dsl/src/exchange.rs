@@ -9,6 +9,7 @@ use crate::lanes::tree;
 use crate::mbarrier::Mbarrier;
 use crate::mem::{Ptr, Shared};
 use crate::reg::U32;
+use crate::storage::VECTOR_BYTES;
 use crate::warp::WARP;
 
 /// Shared arrays for values of one shape: one array for each piece of the value, so that neighbouring slots lie next
@@ -45,9 +46,6 @@ fn together(regs: &[RawReg], bytes: u32) -> usize {
     1 << alike.min(most).ilog2()
 }
 
-/// Bytes of the widest access.
-const WIDEST: u32 = 16;
-
 impl<'k> Slots<'k> {
     /// `count` slots for values of the shape of `value`, each register of which has an array of its own.
     #[track_caller]
@@ -58,7 +56,7 @@ impl<'k> Slots<'k> {
     /// `count` slots for values of the shape of `value`, in as few pieces as accesses allow.
     #[track_caller]
     pub(crate) fn wide<C: Carry<'k>>(k: K<'k>, value: &C, count: u32) -> Self {
-        Self::of_pieces(k, value, count, WIDEST)
+        Self::of_pieces(k, value, count, VECTOR_BYTES)
     }
 
     #[track_caller]

@@ -119,6 +119,7 @@ pub use reg::{F32, F64, I32, I64, Integer, Number, Pred, Reg, Scalar, Source, U3
 pub use rows::{HeldVectors, RowLoop, Team};
 pub use skeleton::{COLUMN_SUM_LANES, bounded_blocks, column_sums, elementwise, elementwise_grid};
 pub use smem_uniform::SmemUniform;
+pub use storage::VECTOR_BYTES;
 pub use table::{WARP_TABLE_LEN, WarpTable};
 pub use tile::{
     Accumulator, Fragment, Im2colImage, Major, MatrixA, MatrixB, MmaAtom, OutputPanel, PanelTile, Part,

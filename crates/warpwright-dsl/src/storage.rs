@@ -15,8 +15,8 @@ use crate::lanes::Lanes;
 use crate::mem::{Fill, Guard};
 use crate::reg::{F32, F64, Number, Reg, Scalar, Source, U32};
 
-/// Widest access of one instruction.
-const ACCESS_BYTES: usize = 16;
+/// Bytes of the widest load and store of every target.
+pub const VECTOR_BYTES: u32 = 16;
 
 /// Most elements of one `load` or `store`.
 const MAX_WIDTH: u32 = 64;
@@ -125,12 +125,12 @@ impl<'k> Place<'k> {
 
     /// `count` registers that each hold one unit of `bytes` bytes, in instructions of at most 16 bytes.
     fn ld_units<T: Scalar>(&self, ty: ScalarType, bytes: usize, count: usize) -> Vec<Reg<'k, T>> {
-        let step = (ACCESS_BYTES / bytes).min(count);
+        let step = (VECTOR_BYTES as usize / bytes).min(count);
         (0..count).step_by(step).flat_map(|first| self.ld(ty, first * bytes, step)).collect()
     }
 
     fn st_units<T: Scalar>(&self, ty: ScalarType, bytes: usize, regs: &[Reg<'k, T>]) {
-        let step = (ACCESS_BYTES / bytes).min(regs.len());
+        let step = (VECTOR_BYTES as usize / bytes).min(regs.len());
         for (chunk, part) in regs.chunks(step).enumerate() {
             self.st(ty, chunk * step * bytes, part);
         }

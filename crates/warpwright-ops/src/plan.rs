@@ -687,6 +687,13 @@ pub(crate) fn launch_step(
     Ok(LaunchStep::new(kernel, grid, args).with_dynamic_shared(shared))
 }
 
+/// The extents of a shape before dimension `dim`, along it, and behind it, multiplied; `None` if there is no such dimension. Of a tensor
+/// without elements the products may be more than can be counted, and are the greatest number.
+pub(crate) fn around(shape: &[usize], dim: usize) -> Option<[usize; 3]> {
+    let product = |extents: &[usize]| extents.iter().fold(1, |n: usize, extent| n.saturating_mul(*extent));
+    shape.get(dim).map(|n| [product(&shape[..dim]), *n, product(&shape[dim + 1..])])
+}
+
 /// A size as kernels count it; plans refuse those that do not fit.
 pub(crate) fn small(x: usize) -> u32 {
     u32::try_from(x).unwrap_or(u32::MAX)

@@ -3,6 +3,7 @@
 //! An elementwise function is bound by the bytes it moves. The fastest copy on an H200 is one 16-byte vector a thread,
 //! no loop, 128 to 512 threads a block: more elements a thread cost occupancy, a persistent grid 8 %.
 
+use warpwright_dsl::VECTOR_BYTES;
 use warpwright_ptx::DType;
 
 /// How a kernel is laid out.
@@ -26,8 +27,6 @@ impl Config {
     }
 }
 
-/// Bytes of the widest load and store of every target.
-const VECTOR_BYTES: u32 = 16;
 const THREADS: u32 = 256;
 
 /// The layouts for tensors of type `dtype`, best first: vectors for tensors that start at a vector boundary, single

@@ -1,6 +1,6 @@
 //! Which kernels run for which tensors, and into how many parts a channel is cut.
 
-use warpwright_dsl::ChannelWalk;
+use warpwright_dsl::{ChannelWalk, VECTOR_BYTES};
 use warpwright_ptx::isa::DeviceLimits;
 use warpwright_ptx::{DType, Target};
 
@@ -16,9 +16,6 @@ pub struct Config {
     /// Loads of a tensor that a thread has under way.
     pub unroll: u32,
 }
-
-/// Bytes of the widest load and store of every target.
-const VECTOR_BYTES: u32 = 16;
 
 /// Alignment of tensors in bytes.
 pub(super) const fn alignment(config: Config, dtype: DType) -> u64 {

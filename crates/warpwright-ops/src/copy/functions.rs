@@ -3,7 +3,7 @@
 use warpwright_runtime::{Stream, Tensor};
 
 use super::{CAT, CatArgs, CatDesc, PERMUTE, PermuteArgs, PermuteDesc, SPLIT, SplitArgs, SplitDesc};
-use crate::plan::{PlanCache, View};
+use crate::plan::{self, PlanCache, View};
 use crate::{Error, PlanError};
 
 /// `x` with its dimensions in the order of `axes`, as `x.permute(axes).contiguous()` in PyTorch.
@@ -43,17 +43,12 @@ pub fn permute(stream: &Stream, x: &Tensor, axes: &[usize]) -> Result<Tensor, Er
     Ok(y)
 }
 
-/// The extents before `axis` and from there on, multiplied.
-fn around(op: &'static str, shape: &[usize], axis: usize) -> Result<[usize; 2], Error> {
-    let product = |extents: &[usize]| extents.iter().try_fold(1usize, |n, extent| n.checked_mul(*extent));
-    let parts = shape.split_at_checked(axis).filter(|(_, inner)| !inner.is_empty());
-    let Some((outer, inner)) = parts else {
-        let got = format!("{axis} of {shape:?}");
-        return Err(PlanError::refused(op, "axis", got, "a dimension of every tensor").into());
-    };
-    let sizes = product(outer).zip(product(inner)).map(|(outer, inner)| [outer, inner]);
-    let large = || PlanError::refused(op, "shape", format!("{shape:?}"), "of a tensor that can be addressed");
-    Ok(sizes.ok_or_else(large)?)
+/// The rows of a shape, and the elements of each, of rows that begin at dimension `axis`.
+fn rows(op: &'static str, shape: &[usize], axis: usize) -> Result<[usize; 2], PlanError> {
+    let [outer, n, inner] = plan::around(shape, axis).ok_or_else(|| {
+        PlanError::refused(op, "axis", format!("{axis} of {shape:?}"), "a dimension of every tensor")
+    })?;
+    Ok([outer, n.saturating_mul(inner)])
 }
 
 /// The tensors `parts` behind each other along the dimension `axis`, as `torch.cat` has them.
@@ -87,7 +82,7 @@ pub fn cat(stream: &Stream, parts: &[&Tensor], axis: usize) -> Result<Tensor, Er
         return Err(PlanError::refused(CAT, "parts", "none", "at least one tensor").into());
     };
     let mut shape = first.shape().to_vec();
-    let [outer, _] = around(CAT, &shape, axis)?;
+    let [outer, _] = rows(CAT, &shape, axis)?;
     let mut lens = Vec::new();
     let mut extent = 0usize;
     for (number, part) in parts.iter().enumerate() {
@@ -98,7 +93,7 @@ pub fn cat(stream: &Stream, parts: &[&Tensor], axis: usize) -> Result<Tensor, Er
             let expected = "tensors of the type and shape of the first, but along the axis";
             return Err(PlanError::refused(CAT, "parts", got, expected).into());
         }
-        lens.push(around(CAT, part.shape(), axis)?[1]);
+        lens.push(rows(CAT, part.shape(), axis)?[1]);
         let more = || PlanError::refused(CAT, "parts", "too long", "a sum of extents that can be addressed");
         extent = extent.checked_add(part.shape()[axis]).ok_or_else(more)?;
     }
@@ -134,7 +129,7 @@ pub fn cat(stream: &Stream, parts: &[&Tensor], axis: usize) -> Result<Tensor, Er
 pub fn split(stream: &Stream, x: &Tensor, extents: &[usize], axis: usize) -> Result<Vec<Tensor>, Error> {
     static PLANS: PlanCache<SplitDesc> = PlanCache::new();
     let mut shape = x.shape().to_vec();
-    let [outer, _] = around(SPLIT, &shape, axis)?;
+    let [outer, _] = rows(SPLIT, &shape, axis)?;
     let sum = extents.iter().try_fold(0usize, |sum, extent| sum.checked_add(*extent));
     if sum != Some(shape[axis]) {
         let got = format!("{extents:?} of {}", shape[axis]);
@@ -144,7 +139,7 @@ pub fn split(stream: &Stream, x: &Tensor, extents: &[usize], axis: usize) -> Res
     let mut outputs = Vec::new();
     for &extent in extents {
         shape[axis] = extent;
-        lens.push(around(SPLIT, &shape, axis)?[1]);
+        lens.push(rows(SPLIT, &shape, axis)?[1]);
     }
     let cat = CatDesc { dtype: x.dtype(), outer, lens };
     let plan = PLANS.get(&SplitDesc { cat }, stream.device().target())?;

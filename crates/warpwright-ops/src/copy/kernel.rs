@@ -1,6 +1,6 @@
 //! The kernels. Elements are moved as the bytes they are, so that one kernel serves every type of a size.
 
-use warpwright_dsl::divide::{Divisor, DivisorArgs};
+use warpwright_dsl::divide::{DivisorArgs, indices};
 use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{FixedElement, Space};
@@ -41,19 +41,6 @@ kernel_args! {
         tiles: [DivisorArgs; 2],
         outer: [DivisorArgs; TILE_OUTER - 1],
     }
-}
-
-/// The indices of `number`, from the innermost dimension outwards; the last one is what is left.
-fn indices<'k>(number: U32<'k>, extents: &[Divisor<'k>]) -> Vec<U32<'k>> {
-    let mut rest = number;
-    let mut all = Vec::new();
-    for extent in extents {
-        let (quotient, index) = extent.divide(rest);
-        all.push(index);
-        rest = quotient;
-    }
-    all.push(rest);
-    all
 }
 
 /// `place` moved by so many steps along each dimension.

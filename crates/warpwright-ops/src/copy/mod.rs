@@ -14,7 +14,7 @@ use warpwright_dsl::{In, KernelArgs, Out};
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::{LaunchStep, TensorMut, TensorRef};
 
-use crate::elementwise::walk::{MAX_OUTER, Part, Walk};
+use crate::elementwise::walk::{MAX_OUTER, Walk, divisors};
 use crate::plan::{self, Operation, Plan, TensorSpec, Variant, View, small};
 use crate::tensors::{Arguments, tensors};
 use crate::{Binding, Direction, PlanError};
@@ -141,12 +141,6 @@ impl Copying<'_> {
         std::array::from_fn(|_| from_inner.next().map_or(0, |stride| self.bytes(stride)))
     }
 
-    /// Extents from the innermost dimension outwards, as kernels divide by them.
-    fn divisors<const N: usize>(extents: impl DoubleEndedIterator<Item = usize>) -> [DivisorArgs; N] {
-        let mut from_inner = extents.rev();
-        std::array::from_fn(|_| DivisorArgs::new(from_inner.next().map_or(1, small)))
-    }
-
     /// Bytes that a thread can move at once, where both tensors have the innermost dimension side by side.
     fn unit(&self) -> u32 {
         let [x, y] = [0, 1].map(|tensor| &self.walk.strides[tensor]);
@@ -168,21 +162,20 @@ impl Copying<'_> {
         let outer = if self.walk.extents.len() <= 2 { 1 } else { MAX_OUTER };
         let kernel = plan::recorded(self.op, &Rows { unit, outer }, self.target)?;
         let mut steps = Vec::new();
-        for Part { mut extents, offsets, .. } in self.walk.parts(width, MAX_UNITS) {
-            extents.last_mut().into_iter().for_each(|inner| *inner /= width as usize);
-            let units: usize = extents.iter().product();
+        for part in self.walk.parts(width, MAX_UNITS) {
+            let (units, extents) = part.vectors(width);
             let strides = |tensor: usize| {
                 let mut own = self.walk.strides[tensor].clone();
                 own.last_mut().into_iter().for_each(|inner| *inner *= i64::from(width));
                 self.steps_of(own.into_iter())
             };
-            let (x, y) = (self.moved(self.x, offsets[0]), self.moved(self.y, offsets[1]));
+            let (x, y) = (self.moved(self.x, part.offsets[0]), self.moved(self.y, part.offsets[1]));
             let args = RowsArgs {
                 x: In::slot_at(x.0, x.1),
                 y: Out::slot_at(y.0, y.1),
                 x_steps: strides(0),
                 y_steps: strides(1),
-                extents: Self::divisors(extents.into_iter()),
+                extents,
                 units: small(units),
             };
             if let Some(grid) = plan::cover(self.op, units, THREADS)? {
@@ -227,7 +220,7 @@ impl Copying<'_> {
             x_outer: self.steps_of::<TILE_OUTER>(outer().map(|i| strides[0][i])),
             y_outer: self.steps_of::<TILE_OUTER>(outer().map(|i| strides[1][i])),
             tiles: blocks.map(|blocks| DivisorArgs::new(small(blocks))),
-            outer: Self::divisors(outer().map(|i| extents[i])),
+            outer: divisors(outer().map(|i| extents[i])),
         };
         let grid = plan::cover(self.op, all, 1)?;
         Ok((tile, grid.map(|grid| LaunchStep::new(kernel, grid, args.values())).into_iter().collect()))
@@ -249,28 +242,31 @@ impl Copying<'_> {
         if self.walk.extents.contains(&0) {
             return Ok(vec![Variant { alignment: 1, steps: Vec::new() }]);
         }
-        // Single elements are where they are.
-        let mut variants = Vec::new();
-        if let Some(axis) = self.turned() {
-            let (tile, steps) = self.tiles(axis, self.is_even(axis))?;
-            if tile.pairs {
-                variants.push(Variant { alignment: 4, steps });
-                variants.push(Variant { alignment: 1, steps: self.tiles(axis, false)?.1 });
-            } else {
-                variants.push(Variant { alignment: 1, steps });
-            }
-            return Ok(variants);
+        let Some(axis) = self.turned() else { return in_rows(std::slice::from_ref(self), self.element) };
+        let (tile, steps) = self.tiles(axis, self.is_even(axis))?;
+        if !tile.pairs {
+            return Ok(vec![Variant { alignment: 1, steps }]);
         }
-        let best = self.unit();
-        variants.push(Variant {
-            alignment: if best > self.element { best.into() } else { 1 },
-            steps: self.rows(best)?,
-        });
-        if best > self.element {
-            variants.push(Variant { alignment: 1, steps: self.rows(self.element)? });
-        }
-        Ok(variants)
+        let single = self.tiles(axis, false)?.1;
+        Ok(vec![Variant { alignment: 4, steps }, Variant { alignment: 1, steps: single }])
     }
+}
+
+/// The ways to make copies whose dimensions keep their places, best first.
+fn in_rows(copies: &[Copying<'_>], element: u32) -> Result<Vec<Variant>, PlanError> {
+    let steps = |single: bool| -> Result<Vec<LaunchStep>, PlanError> {
+        let unit = |copy: &Copying<'_>| if single { element } else { copy.unit() };
+        let steps: Vec<_> = copies.iter().map(|copy| copy.rows(unit(copy))).collect::<Result<_, _>>()?;
+        Ok(steps.into_iter().flatten().collect())
+    };
+    let best = copies.iter().map(Copying::unit).max().unwrap_or(element);
+    let mut variants = Vec::new();
+    if best > element {
+        variants.push(Variant { alignment: best.into(), steps: steps(false)? });
+    }
+    // Single elements are where they are.
+    variants.push(Variant { alignment: 1, steps: steps(true)? });
+    Ok(variants)
 }
 
 /// Bytes of an element of a type.
@@ -365,18 +361,7 @@ impl CatDesc {
             .filter(|(walk, _)| !walk.extents.contains(&0))
             .map(|(walk, (x, y))| Copying { op, target, element, walk, x: *x, y: *y })
             .collect();
-        let best = copies.iter().map(Copying::unit).max().unwrap_or(element);
-        let steps = |single: bool| -> Result<Vec<LaunchStep>, PlanError> {
-            let unit = |copy: &Copying<'_>| if single { element } else { copy.unit() };
-            let steps: Vec<_> = copies.iter().map(|copy| copy.rows(unit(copy))).collect::<Result<_, _>>()?;
-            Ok(steps.into_iter().flatten().collect())
-        };
-        let mut variants = Vec::new();
-        if best > element {
-            variants.push(Variant { alignment: best.into(), steps: steps(false)? });
-        }
-        variants.push(Variant { alignment: 1, steps: steps(true)? });
-        Ok(variants)
+        in_rows(&copies, element)
     }
 }
 

@@ -4,10 +4,10 @@
 //! many as all steps are multiples of. Where they do not, a block turns a tile in shared memory, so that loads and stores are both side by
 //! side: a tile of 8 elements along a dimension of few is as long as needed along the other one.
 
+use warpwright_dsl::VECTOR_BYTES;
+
 /// Threads of a block.
 pub const THREADS: u32 = 256;
-/// Bytes of the widest load and store of every target.
-pub const MAX_UNIT: u32 = 16;
 /// Elements along a dimension that a narrow tile has.
 const FEW: usize = 8;
 /// Elements along the other dimension of such a tile.
@@ -50,7 +50,7 @@ pub fn tiles() -> Vec<Tile> {
 
 /// The greatest power of two, up to 16 and at least `element`, that divides every one of these bytes.
 pub fn unit(element: u32, bytes: impl IntoIterator<Item = u64>) -> u32 {
-    let common = bytes.into_iter().fold(u64::from(MAX_UNIT), |bits, bytes| bits | bytes);
+    let common = bytes.into_iter().fold(u64::from(VECTOR_BYTES), |bits, bytes| bits | bytes);
     element.max(1 << common.trailing_zeros())
 }
 

@@ -1,5 +1,6 @@
 //! Which kernel runs for which shape.
 
+use warpwright_dsl::VECTOR_BYTES;
 use warpwright_ptx::DType;
 
 /// How a kernel is laid out.
@@ -26,8 +27,6 @@ impl Config {
 pub(super) const UNROLL: u32 = 4;
 /// Threads of the block that adds up the losses.
 pub(super) const REDUCE_THREADS: u32 = 1024;
-/// Bytes of the widest load and store of every target.
-const VECTOR_BYTES: u32 = 16;
 /// Longest row that a warp takes however few rows there are, with fewer vectors in flight.
 const SHORT_CLASSES: usize = 2048;
 /// Longest row of 16-bit elements that a warp takes where rows are many.

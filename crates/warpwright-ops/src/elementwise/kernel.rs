@@ -1,7 +1,7 @@
 //! The kernels: one vector of elements a thread. Where all tensors lie in one order it is found by its number; otherwise the number of
 //! the vector is divided into an index for each dimension, a product and a shift a dimension and vector.
 
-use warpwright_dsl::divide::DivisorArgs;
+use warpwright_dsl::divide::{DivisorArgs, indices};
 use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 
@@ -250,15 +250,7 @@ impl AccumulateKernel for Strided {
         let prepared = self.common.prepared::<A>(k, a.tensors);
         let vector = k.block_idx_x().mul_add(threads, k.thread_idx());
         k.if_(vector.lt(a.vectors), || {
-            // From the innermost dimension outwards.
-            let mut index = Vec::new();
-            let mut rest = vector;
-            for extent in &a.extents[..self.outer] {
-                let (quotient, remainder) = extent.divide(rest);
-                index.push(remainder);
-                rest = quotient;
-            }
-            index.push(rest);
+            let index = indices(vector, &a.extents[..self.outer]);
             let columns = index[0].mul_wide(width);
             let first = vector.mul_wide(width);
             let place = |number: usize, reading: Reading| {

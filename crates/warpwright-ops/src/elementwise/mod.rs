@@ -36,7 +36,6 @@ pub(crate) mod samples;
 pub mod tuning;
 pub(crate) mod walk;
 
-use warpwright_dsl::divide::DivisorArgs;
 use warpwright_dsl::{In, KernelArgs, Out};
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::{LaunchStep, TensorMut, TensorRef};
@@ -233,12 +232,7 @@ impl ElementwiseDesc {
         let kernel = plan::recorded(OP, &Strided { common, outer }, target)?;
         let mut steps = Vec::new();
         for part in walk.parts(config.width, MAX_VECTORS) {
-            let mut extents = part.extents.clone();
-            if let Some(inner) = extents.last_mut() {
-                *inner /= config.width as usize;
-            }
-            let vectors: usize = extents.iter().product();
-            let from_inner: Vec<usize> = extents.into_iter().rev().collect();
+            let (vectors, extents) = part.vectors(config.width);
             let stride = |input: usize, axis: usize| {
                 let own = self.inputs.get(input).and(walk.strides.get(input));
                 own.and_then(|own| own.iter().rev().nth(axis)).map_or(0, |stride| stride.cast_unsigned())
@@ -246,9 +240,7 @@ impl ElementwiseDesc {
             let args = StridedArgs {
                 tensors: self.tensors(part.first, &part.offsets)?,
                 strides: std::array::from_fn(|input| std::array::from_fn(|axis| stride(input, axis))),
-                extents: std::array::from_fn(|axis| {
-                    DivisorArgs::new(from_inner.get(axis).map_or(1, |extent| small(*extent)))
-                }),
+                extents,
                 vectors: small(vectors),
                 first: part.first,
             };

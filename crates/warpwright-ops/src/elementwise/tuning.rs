@@ -4,12 +4,11 @@
 //! by side has in 16 bytes, and no loop over the grid, as for [activations](crate::activation::tuning). Where the innermost dimension
 //! or the steps of a tensor are no multiple of that, vectors are narrower.
 
+use warpwright_dsl::VECTOR_BYTES;
 use warpwright_ptx::DType;
 
 pub use crate::activation::tuning::Config;
 
-/// Bytes of the widest load and store of every target.
-const VECTOR_BYTES: usize = 16;
 /// More elements of bytes would be held in more registers than leave a multiprocessor full.
 const MAX_WIDTH: u32 = 8;
 const THREADS: u32 = 256;
@@ -21,7 +20,7 @@ pub(super) const MAX_ELEMENTS: u64 = 1 << 44;
 /// Elements of the widest of these types in a vector.
 pub fn width(dtypes: impl IntoIterator<Item = DType>) -> u32 {
     let widest = dtypes.into_iter().map(DType::bytes).max().unwrap_or(1);
-    MAX_WIDTH.min((VECTOR_BYTES / widest) as u32)
+    MAX_WIDTH.min((VECTOR_BYTES as usize / widest) as u32)
 }
 
 /// The layouts, best first: vectors of `width` elements for tensors that start at a vector boundary, single elements for the

@@ -1,10 +1,11 @@
 //! Where the elements of the inputs are: broadcasting, and dimensions that are walked as one.
 
+use warpwright_dsl::divide::DivisorArgs;
 use warpwright_runtime::MAX_RANK;
 
 use super::OP;
 use crate::PlanError;
-use crate::plan::View;
+use crate::plan::{View, small};
 
 /// Dimensions outside of the innermost one that kernels walk.
 pub(crate) const MAX_OUTER: usize = 4;
@@ -225,6 +226,21 @@ pub(crate) struct Part {
     pub(crate) first: u64,
     /// Elements of each input before its first.
     pub(crate) offsets: Vec<i64>,
+}
+
+impl Part {
+    /// How many vectors of `width` elements it has, and its extents in vectors as kernels divide by them.
+    pub(crate) fn vectors(&self, width: u32) -> (usize, [DivisorArgs; MAX_OUTER]) {
+        let mut extents = self.extents.clone();
+        extents.last_mut().into_iter().for_each(|inner| *inner /= width as usize);
+        (extents.iter().product(), divisors(extents.into_iter()))
+    }
+}
+
+/// Extents as kernels divide by them, from the innermost dimension outwards.
+pub(crate) fn divisors<const N: usize>(extents: impl DoubleEndedIterator<Item = usize>) -> [DivisorArgs; N] {
+    let mut from_inner = extents.rev();
+    std::array::from_fn(|_| DivisorArgs::new(from_inner.next().map_or(1, small)))
 }
 
 #[cfg(test)]

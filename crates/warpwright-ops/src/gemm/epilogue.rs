@@ -1,7 +1,7 @@
 //! The epilogue of a tile: sums become `activation(alpha sum + beta c + bias)`, stored whatever the alignment.
 
-use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
+use warpwright_dsl::{VECTOR_BYTES, kernel_args};
 
 use crate::activation::{Activation, evaluate};
 
@@ -22,8 +22,6 @@ pub(crate) fn code(activation: Option<Activation>) -> Option<u32> {
     u32::try_from(at + 1).ok()
 }
 
-/// Bytes of the widest store.
-const VECTOR_BYTES: u32 = 16;
 /// `c` is added.
 pub(crate) const HAS_C: u32 = 1;
 /// `bias` is added.

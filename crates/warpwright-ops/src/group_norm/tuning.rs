@@ -5,10 +5,8 @@
 //! holds. Blocks of one cluster that are smaller than a multiprocessor let the loads of one group overlap the stores of
 //! another.
 
+use warpwright_dsl::VECTOR_BYTES;
 use warpwright_ptx::{DType, Target};
-
-/// Bytes of the widest load and store of every target.
-const VECTOR_BYTES: usize = 16;
 
 /// The first architecture with clusters.
 const CLUSTER_SM: u32 = 90;
@@ -20,7 +18,7 @@ pub(super) const STREAM_VECTORS: u32 = 4;
 
 /// Elements of a vector.
 pub(super) const fn vector_width(dtype: DType) -> u32 {
-    (VECTOR_BYTES / dtype.bytes()) as u32
+    (VECTOR_BYTES as usize / dtype.bytes()) as u32
 }
 
 /// A kernel that holds whole groups in registers.

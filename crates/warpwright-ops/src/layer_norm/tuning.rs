@@ -3,6 +3,7 @@
 //! A row is kept in the registers of a group of threads between the passes over it, so that it is read once. The group
 //! is as small as the row allows: fewer threads have less to combine, and more rows are on their way at once.
 
+use warpwright_dsl::VECTOR_BYTES;
 use warpwright_ptx::{DType, Target};
 
 use super::RowNorm;
@@ -56,9 +57,6 @@ impl Layout {
         format!("x{width}_v{vectors}_g{group}_t{threads}{bound}")
     }
 }
-
-/// Bytes of the widest load and store of every target.
-const VECTOR_BYTES: u32 = 16;
 
 const fn vector(dtype: DType) -> u32 {
     VECTOR_BYTES / dtype.bytes() as u32

@@ -4,6 +4,7 @@
 //! of several rows, so that windows that overlap meet in the L1 cache. With channels first neighbouring threads have neighbouring
 //! columns. Small windows are visited at once, all loads before the first use; others in loops.
 
+use warpwright_dsl::VECTOR_BYTES;
 use warpwright_dsl::cells::CellGridArgs;
 use warpwright_ptx::DType;
 
@@ -12,9 +13,6 @@ use crate::batch_norm::Layout;
 
 /// Threads of a block.
 pub const THREADS: u32 = 256;
-
-/// Bytes of a vector of channels.
-const VECTOR_BYTES: usize = 16;
 
 /// Windows of two outputs to four cells: their stride is 2, which is also the rows and columns of a thread backward. Which of them have
 /// which of the thread's cells is then the same for all threads.
@@ -109,7 +107,7 @@ pub const TILES: [Halving; 3] =
 
 /// Elements of a thread's vectors.
 pub(crate) const fn width(dtype: DType, layout: Layout, channels: usize) -> u32 {
-    let width = VECTOR_BYTES / dtype.bytes();
+    let width = VECTOR_BYTES as usize / dtype.bytes();
     match layout {
         Layout::ChannelsLast if channels.is_multiple_of(width) && channels > 0 => width as u32,
         _ => 1,

@@ -3,12 +3,11 @@
 //! All of it is bound by the bytes that move: a thread loads 16 bytes of the matrix at once, several times, before it needs the first
 //! of them, and every element is read once where the part that a scale is of fits the registers of a block.
 
+use warpwright_dsl::VECTOR_BYTES;
 use warpwright_ptx::DType;
 
 use super::BLOCK;
 
-/// Bytes of the widest load and store of every target.
-const VECTOR_BYTES: u32 = 16;
 const THREADS: u32 = 256;
 /// Vectors of a thread where one scale is of the tensor.
 pub(super) const FLAT_VECTORS: u32 = 4;

@@ -1,5 +1,6 @@
 //! Which kernel runs for which shape, and how a reduction is cut into passes.
 
+use warpwright_dsl::VECTOR_BYTES;
 use warpwright_ptx::isa::DeviceLimits;
 use warpwright_ptx::{DType, Target};
 
@@ -63,8 +64,6 @@ impl Config {
 /// Vectors of a thread that are in flight together.
 pub(super) const UNROLL: u32 = 8;
 
-/// Bytes of the widest access.
-const VECTOR_BYTES: u32 = 16;
 /// Where tensors begin that are read in vectors: multiples of so many bytes.
 pub(super) const ALIGNMENT: u64 = VECTOR_BYTES as u64;
 /// Threads of a block of teams.

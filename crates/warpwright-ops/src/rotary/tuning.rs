@@ -1,5 +1,6 @@
 //! Which kernel runs for which shape.
 
+use warpwright_dsl::VECTOR_BYTES;
 use warpwright_ptx::isa::DeviceLimits;
 use warpwright_ptx::{DType, Target};
 
@@ -12,8 +13,6 @@ pub const THREADS: u32 = 256;
 pub const UNROLL: u32 = 4;
 /// Heads that a thread takes where there is enough work: so often are cosines and sines used that it has loaded.
 const MOST_HEADS: usize = 8;
-/// Bytes of the widest load and store of every target.
-const VECTOR_BYTES: usize = 16;
 /// Threads of a multiprocessor.
 const RESIDENT: usize = 2048;
 
@@ -55,7 +54,7 @@ impl Config {
 
 /// Every layout for a pairing.
 pub fn all(dtype: DType) -> Vec<Config> {
-    let widest = VECTOR_BYTES / dtype.bytes();
+    let widest = VECTOR_BYTES as usize / dtype.bytes();
     let widths = [widest, widest / 2, 1].map(|width| width as u32);
     let widths = widths.into_iter().enumerate().filter(|(i, width)| *i == 2 || *width > 1);
     let of = |(_, width)| {

@@ -4,16 +4,15 @@ use warpwright_ptx::DType;
 use warpwright_runtime::{Stream, Tensor};
 
 use super::{Softmax, SoftmaxArgs, SoftmaxBackwardArgs, SoftmaxBackwardDesc, SoftmaxDesc};
-use crate::plan::{PlanCache, Real};
+use crate::plan::{self, PlanCache, Real};
 use crate::{Error, PlanError};
 
 /// `[outer, n, inner]` of a shape around dimension `dim`.
 fn around(op: &'static str, shape: &[usize], dim: usize) -> Result<[usize; 3], PlanError> {
-    let Some(&n) = shape.get(dim) else {
+    plan::around(shape, dim).ok_or_else(|| {
         let got = format!("{dim} of {} dimensions", shape.len());
-        return Err(PlanError::refused(op, "dim", got, "a dimension of the tensor"));
-    };
-    Ok([shape[..dim].iter().product(), n, shape[dim + 1..].iter().product()])
+        PlanError::refused(op, "dim", got, "a dimension of the tensor")
+    })
 }
 
 fn forward(stream: &Stream, function: Softmax, x: &Tensor, dim: usize) -> Result<Tensor, Error> {

@@ -1,5 +1,6 @@
 //! Which kernel runs for which shape.
 
+use warpwright_dsl::VECTOR_BYTES;
 use warpwright_ptx::{DType, Target};
 
 use crate::catalogue::Direction;
@@ -73,9 +74,6 @@ impl Config {
         if self.width == 1 { 1 } else { self.width as u64 * dtype.bytes() as u64 }
     }
 }
-
-/// Bytes of the widest load and store of every target.
-const VECTOR_BYTES: u32 = 16;
 
 const fn rows(team: u32, vectors: u32, threads: u32, width: u32) -> Config {
     Config { layout: Layout::Rows { team, vectors }, width, threads, keep: false }
