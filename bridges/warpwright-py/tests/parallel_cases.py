@@ -351,7 +351,7 @@ def zig_zag(here: Here) -> None:
         joined = P.zig_zag_join(part, here.group, dim)
         assert torch.equal(joined, x)
         joined.square().sum().backward()
-        # What this rank has of the gradient.
+        # This rank's part of the gradient.
         assert torch.equal(here.total(x.grad), 2 * x.detach())
 
 
@@ -392,7 +392,7 @@ def ranks_that_differ(here: Here) -> None:
 
 @case
 def refusals(here: Here) -> None:
-    """What a rank refuses by itself, before it waits for others."""
+    """Arguments that a rank refuses by itself, before it waits for others."""
     x, group = normal(2, 3, 4, here=here), here.group
     refused(ww.ShapeError, "weight", lambda: P.sync_batch_norm(x, weight=x[0, 0], process_group=group))
     refused(ww.ShapeError, "x", lambda: P.sync_batch_norm(x[0, 0], process_group=group))

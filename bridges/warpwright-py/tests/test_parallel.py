@@ -28,7 +28,7 @@ SECONDS = 240
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
-    """What each rank says of each case."""
+    """The answer of each rank to each case."""
     folder = tmp_path_factory.mktemp("ranks")
     script = Path(parallel_cases.__file__)
     command = [sys.executable, str(script), "--meet", f"file://{folder / 'meeting'}"]

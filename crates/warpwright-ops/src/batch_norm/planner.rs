@@ -25,7 +25,7 @@ pub(super) struct Walked {
     pub(super) grid: [u32; 3],
 }
 
-/// What the step between the two walks of training reads and writes of each channel.
+/// Tensors and settings of each channel for the step between the two walks of training.
 pub(super) struct CombineChannels {
     pub(super) affine: channel::AffineArgs,
     pub(super) running: channel::RunningArgs,
@@ -301,7 +301,7 @@ impl<'a> Planner<'a> {
         Ok([statistics, self.step(&channel::Combine(self.types), args, grid)?])
     }
 
-    /// What statistics of no values are.
+    /// Fills the statistics of no values.
     pub(super) fn undefined(&self, mean: Out<Elem>, rstd: Out<Elem>) -> Result<Vec<LaunchStep>, PlanError> {
         if self.norm.channels == 0 {
             return Ok(Vec::new());

@@ -114,7 +114,7 @@ struct Place {
     offset: u64,
 }
 
-/// The copy of what `walk` goes over, whose two tensors are the input and the result.
+/// A copy over `walk`, whose two tensors are the input and the result.
 struct Copying<'a> {
     op: &'static str,
     target: Target,

@@ -27,7 +27,7 @@ def _second(x: Tensor, dim: int = 1) -> Tensor:
 
 
 class _Options:
-    """What both directions know: the ranks, the mask, and the scale of scores."""
+    """The ranks, the mask, and the scale of scores, for both directions."""
 
     def __init__(self, ranks: Ranks, causal: bool, scale: float) -> None:
         self.ranks, self.causal, self.scale = ranks, causal, scale
@@ -124,7 +124,7 @@ class _Ring(torch.autograd.Function):
 
 
 def _in_order(x: Tensor, ranks: Ranks, causal: bool) -> Tensor:
-    """What all ranks have, in the order of the sequence."""
+    """The parts of all ranks, in the order of the sequence."""
     size = ranks.size
     of_ranks = ranks.gather(x.unsqueeze(0)).wait()
     if not causal or size == 1:

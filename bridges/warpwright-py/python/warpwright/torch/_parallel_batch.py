@@ -156,12 +156,12 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
         return convert_sync_batchnorm(module, process_group)
 
 
-# What a batch norm does that is converted.
+# Forward functions of batch norms that can be converted.
 _FORWARDS = (_BatchNorm.forward, _Ours.forward, torch.nn.SyncBatchNorm.forward, SyncBatchNorm.forward)
 
 
 def _why_not(module: Any) -> Optional[str]:
-    """What keeps a batch norm from being converted."""
+    """The reason why a batch norm cannot be converted, if there is one."""
     if isinstance(module, _LazyNormBase):
         return "a module that has seen no input yet"
     cls = module._original if isinstance(module, Replaced) else type(module)

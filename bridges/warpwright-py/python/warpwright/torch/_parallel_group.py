@@ -28,7 +28,7 @@ class Ranks:
             raise refused(op, "process_group", process_group, "a group that this process belongs to")
 
     def part(self, whole: int, argument: str) -> int:
-        """What each rank has of a number that all of them divide."""
+        """Each rank's share of a number that all of them divide."""
         if whole % self.size:
             raise refused(self.op, argument, whole, f"a multiple of the {self.size} ranks")
         return whole // self.size
@@ -81,7 +81,7 @@ class Ranks:
         known.add(said)
 
 
-# What the ranks of each group have agreed on.
+# Calls that the ranks of each group have agreed on.
 _agreed: weakref.WeakKeyDictionary[Any, Set[str]] = weakref.WeakKeyDictionary()
 
 
