@@ -3,10 +3,11 @@
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use warpwright::batch_norm::{
-    BatchNorm, BatchNormArgs, BatchNormBackwardArgs, BatchNormBackwardDesc, BatchNormDesc,
-    BatchNormGradientArgs, BatchNormGradientDesc, BatchNormInferenceArgs, BatchNormInferenceBackwardArgs,
-    BatchNormInferenceBackwardDesc, BatchNormInferenceDesc, BatchNormSumsArgs, BatchNormSumsDesc,
-    BatchStatisticsArgs, BatchStatisticsDesc, Layout, Momentum,
+    BatchMomentsArgs, BatchMomentsDesc, BatchNorm, BatchNormArgs, BatchNormBackwardArgs,
+    BatchNormBackwardDesc, BatchNormDesc, BatchNormGradientArgs, BatchNormGradientDesc,
+    BatchNormInferenceArgs, BatchNormInferenceBackwardArgs, BatchNormInferenceBackwardDesc,
+    BatchNormInferenceDesc, BatchNormMergedArgs, BatchNormMergedDesc, BatchNormSumsArgs, BatchNormSumsDesc,
+    Layout, Momentum,
 };
 use warpwright::plan::{PlanCache, Real};
 use warpwright::{Operation, TensorMut, TensorRef};
@@ -330,51 +331,119 @@ pub(crate) fn batch_norm_inference_backward<'py>(
 fn part<'py>(
     op: &'static str,
     x: &Object<'py>,
-    eps: f64,
     stream: Maybe<'_, 'py>,
 ) -> PyResult<(Call<'py>, Array<'py>, BatchNorm)> {
-    let common = Common { weight: None, bias: None, relu: false, eps, stream };
+    let common = Common { weight: None, bias: None, relu: false, eps: 0.0, stream };
     let Started { call, x, norm, .. } = start(op, x, &common, None)?;
     Ok((call, x, norm))
 }
 
-/// `(mean, rstd)` of each channel, `rstd = 1 / sqrt(variance + eps)`, in one read of x: the statistics of `batch_norm` in training without its
-/// result.
+/// The moments of a batch, `[2 C + 1]`: the mean of each channel, the sum of squared distances from it, and how many values a channel has, in one
+/// read of x: what `batch_norm_merged` takes of each batch.
 ///
-/// x: float32, float64, float16 or bfloat16, [N, C, ...]. Results are [C] of float32 (float64 for float64). A channel of one value has a variance
-/// of 0. With eps=0 the sum of squared distances from the mean is n / rstd^2 for n values of a channel.
+/// x: float32, float64, float16 or bfloat16, [N, C, ...], of which N may be 0. The result is of float32 (float64 for float64).
 #[pyfunction]
-#[pyo3(signature = (x, eps=1e-5, *, out=None, stream=None))]
-pub(crate) fn batch_norm_statistics<'py>(
+#[pyo3(signature = (x, *, out=None, stream=None))]
+pub(crate) fn batch_moments<'py>(
     x: &Object<'py>,
+    out: Maybe<'_, 'py>,
+    stream: Maybe<'_, 'py>,
+) -> PyResult<Object<'py>> {
+    static PLANS: PlanCache<BatchMomentsDesc> = PlanCache::new();
+    let (call, x, norm) = part("batch_moments", x, stream)?;
+    let plan = call.plan(&PLANS, &BatchMomentsDesc { norm })?;
+    let form = [norm.channels.saturating_mul(2).saturating_add(1)];
+    let form = Form::RowMajor(statistics_dtype(x.dtype), &form);
+    let outputs = [Some(call.output(("out", out), &x, form)?), call.workspace(&plan, &x)?];
+    let [moments, _] = call.run_some([Some(&x)], outputs, move |stream, [x], [moments, workspace]| {
+        let args = BatchMomentsArgs { x: present(x), moments: present(moments), workspace };
+        Ok(plan.launch(stream, args)?)
+    })?;
+    gathered(x.object.py(), [moments])
+}
+
+/// `batch_norm` in training with the statistics of several batches, of which x is one: `(y, mean, rstd, count)`, the result, mean and 1 / sqrt(variance + eps) of
+/// each channel over all batches, and how many values of a channel they have.
+///
+/// moments: [batches, 2 C + 1] of float32 (float64 for float64), a row of `batch_moments` for each batch, merged exactly (Chan, Golub and LeVeque 1979) in an
+/// order that depends on their number alone. The other arguments are as for `batch_norm`; N may be 0. The running statistics move towards those of
+/// all batches, and stay where these have one value of a channel or none. mean and rstd: [C], count: [1], of the type of moments.
+#[pyfunction]
+#[pyo3(signature = (x, moments, running_mean=None, running_var=None, weight=None, bias=None, momentum=0.1, eps=1e-5, *, relu=false, residual=None, out=None, stream=None))]
+#[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
+pub(crate) fn batch_norm_merged<'py>(
+    x: &Object<'py>,
+    moments: &Object<'py>,
+    running_mean: Maybe<'_, 'py>,
+    running_var: Maybe<'_, 'py>,
+    weight: Maybe<'_, 'py>,
+    bias: Maybe<'_, 'py>,
+    momentum: f64,
     eps: f64,
+    relu: bool,
+    residual: Maybe<'_, 'py>,
     out: Maybe<'_, 'py>,
     stream: Maybe<'_, 'py>,
 ) -> PyResult<Bound<'py, PyTuple>> {
-    static PLANS: PlanCache<BatchStatisticsDesc> = PlanCache::new();
-    const OP: &str = "batch_norm_statistics";
-    let (call, x, norm) = part(OP, x, eps, stream)?;
-    let plan = call.plan(&PLANS, &BatchStatisticsDesc { norm })?;
-    let channels = [norm.channels];
-    let form = Form::RowMajor(statistics_dtype(x.dtype), &channels);
-    let out = places(OP, out, [true; 2])?;
-    let [mean, rstd] = out.each_ref().map(Option::as_ref);
+    static PLANS: PlanCache<BatchNormMergedDesc> = PlanCache::new();
+    const OP: &str = "batch_norm_merged";
+    if running_mean.is_some() != running_var.is_some() {
+        let message = "batch_norm_merged: running_mean and running_var go together";
+        return Err(Problem::new(x.py(), Class::Parameter, message).at(OP, "running_mean").into_err());
+    }
+    let common = Common { weight, bias, relu, eps, stream };
+    let Started { call, x, weight, bias, norm } = start(OP, x, &common, running_mean)?;
+    let residual = call.optional_twin(("residual", residual), &x)?;
+    let (channels, dtype) = ([norm.channels], statistics_dtype(x.dtype));
+    let mean = call.updated(("running_mean", running_mean), norm.parameter_dtype, &channels)?;
+    let var = call.updated(("running_var", running_var), norm.parameter_dtype, &channels)?;
+    let moments = call.read(("moments", moments))?;
+    moments.expect_dtype(dtype)?;
+    let batches = moments.shape.first().copied().unwrap_or(0);
+    moments.expect_shape(&[batches, norm.channels.saturating_mul(2).saturating_add(1)])?;
+    let moments = call.row_major(moments)?;
+    let momentum = mean.is_some().then(|| Momentum::Exponential(Real::new(momentum)));
+    let desc = BatchNormMergedDesc { norm, batches, residual: residual.is_some(), momentum };
+    let plan = call.plan(&PLANS, &desc)?;
+    let out = places(OP, out, [true; 4])?;
+    let [y, m, r, n] = out.each_ref().map(Option::as_ref);
+    let of_channels = Form::RowMajor(dtype, &channels);
     let outputs = [
-        Some(call.output(("out[0]", mean), &x, form)?),
-        Some(call.output(("out[1]", rstd), &x, form)?),
+        Some(call.output(("out[0]", y), &x, Form::Like)?),
+        Some(call.output(("out[1]", m), &x, of_channels)?),
+        Some(call.output(("out[2]", r), &x, of_channels)?),
+        Some(call.output(("out[3]", n), &x, Form::RowMajor(dtype, &[1]))?),
+        mean,
+        var,
         call.workspace(&plan, &x)?,
     ];
-    let results = call.run_some([Some(&x)], outputs, move |stream, [x], [mean, rstd, workspace]| {
-        let (x, mean, rstd) = (present(x), present(mean), present(rstd));
-        Ok(plan.launch(stream, BatchStatisticsArgs { x, mean, rstd, workspace })?)
+    let inputs = [Some(&x), Some(&moments), weight.as_ref(), bias.as_ref(), residual.as_ref()];
+    let results = call.run_some(inputs, outputs, move |stream, inputs, outputs| {
+        let [x, moments, weight, bias, residual] = inputs;
+        let [y, mean, rstd, count, running_mean, running_var, workspace] = outputs;
+        let args = BatchNormMergedArgs {
+            x: present(x),
+            moments: present(moments),
+            weight,
+            bias,
+            residual,
+            y: present(y),
+            mean: present(mean),
+            rstd: present(rstd),
+            count: present(count),
+            running_mean,
+            running_var,
+            workspace,
+        };
+        Ok(plan.launch(stream, args)?)
     })?;
-    PyTuple::new(x.object.py(), &results[..2])
+    PyTuple::new(x.object.py(), &results[..4])
 }
 
-/// `(dweight, dbias)`, the sums over each channel of `dy (x - mean) rstd` and of `dy`, in one read of x and dy: what the gradient of `batch_norm` in
-/// training depends on.
+/// `[2, C]`, the sums over each channel of `dy (x - mean) rstd` and of `dy`, in one read of x and dy: gradients of weight and bias of `batch_norm_merged`
+/// as far as they are of this batch. Added over all batches they are what `batch_norm_gradient` takes.
 ///
-/// x, dy: float32, float64, float16 or bfloat16, [N, C, ...]; mean, rstd and the results: [C] of float32 (float64 for float64).
+/// x, dy: float32, float64, float16 or bfloat16, [N, C, ...]; mean, rstd: [C] of float32 (float64 for float64), of which the result is, too.
 #[pyfunction]
 #[pyo3(signature = (x, dy, mean, rstd, *, out=None, stream=None))]
 pub(crate) fn batch_norm_sums<'py>(
@@ -384,58 +453,62 @@ pub(crate) fn batch_norm_sums<'py>(
     rstd: &Object<'py>,
     out: Maybe<'_, 'py>,
     stream: Maybe<'_, 'py>,
-) -> PyResult<Bound<'py, PyTuple>> {
+) -> PyResult<Object<'py>> {
     static PLANS: PlanCache<BatchNormSumsDesc> = PlanCache::new();
-    const OP: &str = "batch_norm_sums";
-    let (call, x, norm) = part(OP, x, 0.0, stream)?;
+    let (call, x, norm) = part("batch_norm_sums", x, stream)?;
     let dy = call.twin(("dy", dy), &x)?;
     let (channels, dtype) = ([norm.channels], statistics_dtype(x.dtype));
     let statistics = [("mean", mean), ("rstd", rstd)];
     let [mean, rstd] = try_map(statistics, |named| call.small(named, dtype, &channels))?;
     let plan = call.plan(&PLANS, &BatchNormSumsDesc { norm })?;
-    let out = places(OP, out, [true; 2])?;
-    let [dweight, dbias] = out.each_ref().map(Option::as_ref);
-    let form = Form::RowMajor(dtype, &channels);
-    let outputs = [
-        Some(call.output(("out[0]", dweight), &x, form)?),
-        Some(call.output(("out[1]", dbias), &x, form)?),
-        call.workspace(&plan, &x)?,
-    ];
+    let form = [2, norm.channels];
+    let outputs =
+        [Some(call.output(("out", out), &x, Form::RowMajor(dtype, &form))?), call.workspace(&plan, &x)?];
     let inputs = [Some(&x), Some(&dy), Some(&mean), Some(&rstd)];
-    let results = call.run_some(inputs, outputs, move |stream, inputs, [dweight, dbias, workspace]| {
+    let [sums, _] = call.run_some(inputs, outputs, move |stream, inputs, [sums, workspace]| {
         let [x, dy, mean, rstd] = inputs.map(present);
-        let (dweight, dbias) = (present(dweight), present(dbias));
-        let args = BatchNormSumsArgs { x, y: None, dy, mean, rstd, dweight, dbias, g: None, workspace };
+        let args = BatchNormSumsArgs { x, y: None, dy, mean, rstd, sums: present(sums), g: None, workspace };
         Ok(plan.launch(stream, args)?)
     })?;
-    PyTuple::new(x.object.py(), &results[..2])
+    gathered(x.object.py(), [sums])
 }
 
-/// `a dy + b (x - mean) + c` with numbers of each channel, the gradient of `batch_norm` in training from its sums: with n values of a channel and
-/// the weight w, `a = w rstd`, `b = -a rstd dweight / n` and `c = -a dbias / n`.
+/// The gradient of `batch_norm_merged` in x: with n values of a channel, `weight rstd (dy - sums[1] / n - (x - mean) rstd sums[0] / n)`.
 ///
-/// x, dy: float32, float64, float16 or bfloat16, [N, C, ...]; coefficients: mean, a, b and c, [4, C] of float32 (float64 for float64). The result is like
-/// x, in its memory format if that is PyTorch's channels-last.
+/// x, dy: float32, float64, float16 or bfloat16, [N, C, ...]; mean, rstd: [C] and count: [1], the statistics of all batches, and sums: [2, C], those of
+/// `batch_norm_sums` added over all batches, of float32 (float64 for float64). weight: [C] of the type of x or float32, or None. The result is like x, in its memory
+/// format if that is PyTorch's channels-last.
 #[pyfunction]
-#[pyo3(signature = (x, dy, coefficients, *, out=None, stream=None))]
+#[pyo3(signature = (x, dy, mean, rstd, count, sums, weight=None, *, out=None, stream=None))]
+#[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
 pub(crate) fn batch_norm_gradient<'py>(
     x: &Object<'py>,
     dy: &Object<'py>,
-    coefficients: &Object<'py>,
+    mean: &Object<'py>,
+    rstd: &Object<'py>,
+    count: &Object<'py>,
+    sums: &Object<'py>,
+    weight: Maybe<'_, 'py>,
     out: Maybe<'_, 'py>,
     stream: Maybe<'_, 'py>,
 ) -> PyResult<Object<'py>> {
     static PLANS: PlanCache<BatchNormGradientDesc> = PlanCache::new();
-    let (call, x, norm) = part("batch_norm_gradient", x, 0.0, stream)?;
+    let common = Common { weight, bias: None, relu: false, eps: 0.0, stream };
+    let Started { call, x, weight, norm, .. } = start("batch_norm_gradient", x, &common, None)?;
     let dy = call.twin(("dy", dy), &x)?;
-    let shape = [4, norm.channels];
-    let coefficients = call.small(("coefficients", coefficients), statistics_dtype(x.dtype), &shape)?;
+    let (channels, dtype) = (norm.channels, statistics_dtype(x.dtype));
+    let small = |named, shape: &[usize]| call.small(named, dtype, shape);
+    let [mean, rstd] = try_map([("mean", mean), ("rstd", rstd)], |named| small(named, &[channels]))?;
+    let (count, sums) = (small(("count", count), &[1])?, small(("sums", sums), &[2, channels])?);
     let plan = call.plan(&PLANS, &BatchNormGradientDesc { norm })?;
-    let outputs = [Some(call.output(("out", out), &x, Form::Like)?)];
-    let inputs = [Some(&x), Some(&dy), Some(&coefficients)];
-    let [dx] = call.run_some(inputs, outputs, move |stream, inputs, [dx]| {
-        let ([x, g, coefficients], dx) = (inputs.map(present), present(dx));
-        Ok(plan.launch(stream, BatchNormGradientArgs { x, g, coefficients, dx })?)
+    let outputs = [Some(call.output(("out", out), &x, Form::Like)?), call.workspace(&plan, &x)?];
+    let inputs = [Some(&x), Some(&dy), weight.as_ref(), Some(&mean), Some(&rstd), Some(&count), Some(&sums)];
+    let [dx, _] = call.run_some(inputs, outputs, move |stream, inputs, [dx, workspace]| {
+        let [x, g, weight, mean, rstd, count, sums] = inputs;
+        let [x, g, mean, rstd, count, sums] = [x, g, mean, rstd, count, sums].map(present);
+        let dx = present(dx);
+        let args = BatchNormGradientArgs { x, g, weight, mean, rstd, count, sums, dx, workspace };
+        Ok(plan.launch(stream, args)?)
     })?;
     gathered(x.object.py(), [dx])
 }

@@ -93,8 +93,8 @@ mod _native {
     use crate::attention::{attention, attention_backward};
     #[pymodule_export]
     use crate::batch::{
-        batch_norm, batch_norm_backward, batch_norm_gradient, batch_norm_inference_backward,
-        batch_norm_statistics, batch_norm_sums,
+        batch_moments, batch_norm, batch_norm_backward, batch_norm_gradient, batch_norm_inference_backward,
+        batch_norm_merged, batch_norm_sums,
     };
     #[pymodule_export]
     use crate::calls::{forget_calls, repeat_first_calls};

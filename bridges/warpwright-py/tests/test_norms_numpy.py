@@ -223,48 +223,64 @@ def test_statistics_of_nothing():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(5, 3), (2, 4, 6), (3, 5, 4, 2)])
 def test_parts_of_batch_norm(dtype, shape, random):
-    """The statistics of two batches that are put together, and gradients from the sums of both, are those of one batch."""
+    """Two batches whose moments are merged, and gradients from the sums of both, are one batch."""
     x, dy = (random.standard_normal(shape).astype(numpy_dtype(dtype)) for _ in range(2))
     channels, rank = shape[1], len(shape)
     axes = (0, *range(2, rank))
     wide, wide_dy = x.astype(np.float64), dy.astype(np.float64)
     statistics = "float64" if dtype == "float64" else "float32"
-    parts = [(x[:1], dy[:1]), (x[1:], dy[1:])]
-    found = [ww.batch_norm_statistics(part, 0.0) for part, _ in parts]
-    assert all(s.dtype == statistics and s.shape == (channels,) for pair in found for s in pair)
-    counts = np.array([[part.size // channels] for part, _ in parts], dtype=np.float64)
-    means, rstds = (np.stack([pair[i].astype(np.float64) for pair in found]) for i in range(2))
-    total = counts.sum()
-    mean = (means * counts).sum(0) / total
-    var = (counts / rstds**2 + counts * (means - mean) ** 2).sum(0) / total
-    assert distance(mean, wide.mean(axes)) < BUDGETS[statistics]
-    assert distance(var, wide.var(axes)) < 2 * BUDGETS[statistics]
-    rstd = 1 / np.sqrt(var + EPS)
-    normal = (wide - column(mean, rank)) * column(rstd, rank)
+    budget = BUDGETS[statistics]
+    parts = [(x[:1], dy[:1]), (x[1:], dy[1:]), (x[:0], dy[:0])]
+    moments = np.stack([ww.batch_moments(part) for part, _ in parts])
+    assert moments.dtype == statistics and moments.shape == (3, 2 * channels + 1)
+    weight, bias, running_mean, running_var = (random.standard_normal(channels).astype(statistics) for _ in range(4))
+    running = running_mean.copy(), running_var.copy()
+    found = [ww.batch_norm_merged(part, moments, *running, weight, bias, 0.25, EPS) for part, _ in parts[:1]]
+    found += [ww.batch_norm_merged(part, moments, None, None, weight, bias, eps=EPS) for part, _ in parts[1:]]
+    y = np.concatenate([result[0] for result in found])
+    assert all(np.array_equal(a, b) for result in found[1:] for a, b in zip(result[1:], found[0][1:]))
+    _, mean, rstd, count = found[0]
+    total = x.size // channels
+    assert count.tolist() == [total]
+    exact_rstd = 1 / np.sqrt(wide.var(axes) + EPS)
+    normal = (wide - column(wide.mean(axes), rank)) * column(exact_rstd, rank)
+    assert distance(mean, wide.mean(axes)) < budget
+    assert distance(rstd, exact_rstd) < 2 * budget
+    assert y.dtype == x.dtype
+    assert distance(y, normal * column(weight, rank) + column(bias, rank)) < 4 * BUDGETS[dtype]
+    assert distance(running[0], 0.75 * running_mean + 0.25 * wide.mean(axes)) < 2 * budget
+    assert distance(running[1], 0.75 * running_var + 0.25 * wide.var(axes) * total / (total - 1)) < 2 * budget
 
-    given = mean.astype(statistics), rstd.astype(statistics)
-    sums = [ww.batch_norm_sums(part, part_dy, *given) for part, part_dy in parts]
-    dweight, dbias = (sum(pair[i].astype(np.float64) for pair in sums) for i in range(2))
+    sums = [ww.batch_norm_sums(*part, mean, rstd) for part in parts]
+    assert all(s.shape == (2, channels) and s.dtype == statistics for s in sums)
+    dweight, dbias = both = sum(sums)
     size = np.linalg.norm(wide_dy)
-    assert np.linalg.norm(dweight - (wide_dy * normal).sum(axes)) < 4 * BUDGETS[statistics] * size
-    assert np.linalg.norm(dbias - wide_dy.sum(axes)) < 4 * BUDGETS[statistics] * size
-
-    coefficients = np.stack([mean, rstd, -rstd * rstd * dweight / total, -rstd * dbias / total]).astype(statistics)
-    dx = np.concatenate([ww.batch_norm_gradient(*part, coefficients) for part in parts])
+    assert np.linalg.norm(dweight - (wide_dy * normal).sum(axes)) < 4 * budget * size
+    assert np.linalg.norm(dbias - wide_dy.sum(axes)) < 4 * budget * size
+    dx = np.concatenate([ww.batch_norm_gradient(*part, mean, rstd, count, both, weight) for part in parts])
     exact = wide_dy - column(dbias / total, rank) - normal * column(dweight / total, rank)
     assert dx.dtype == x.dtype
-    assert distance(dx, exact * column(rstd, rank)) < 4 * BUDGETS[dtype]
+    assert distance(dx, exact * column(exact_rstd * weight, rank)) < 4 * BUDGETS[dtype]
 
 
 def test_parts_of_batch_norm_that_do_not_fit():
-    x, c = np.zeros((2, 3, 4), np.float32), np.zeros(3, np.float32)
+    x, c, one = np.zeros((2, 3, 4), np.float32), np.zeros(3, np.float32), np.ones(1, np.float32)
     for argument, call in (
+        ("moments", lambda: ww.batch_norm_merged(x, np.zeros((2, 6), np.float32))),
         ("rstd", lambda: ww.batch_norm_sums(x, x, c, c[:2])),
         ("dy", lambda: ww.batch_norm_sums(x, x[:1], c, c)),
-        ("coefficients", lambda: ww.batch_norm_gradient(x, x, c)),
+        ("count", lambda: ww.batch_norm_gradient(x, x, c, c, c, np.zeros((2, 3), np.float32))),
+        ("sums", lambda: ww.batch_norm_gradient(x, x, c, c, one, c)),
     ):
         with pytest.raises(ww.ShapeError) as raised:
             call()
         assert raised.value.argument == argument
+    for argument, call in (
+        ("batches", lambda: ww.batch_norm_merged(x, np.zeros((0, 7), np.float32))),
+        ("running_mean", lambda: ww.batch_norm_merged(x, np.zeros((1, 7), np.float32), c)),
+    ):
+        with pytest.raises(ww.ParameterError) as raised:
+            call()
+        assert raised.value.argument == argument
     with pytest.raises(ww.DtypeError):
-        ww.batch_norm_statistics(x.astype(np.int32))
+        ww.batch_moments(x.astype(np.int32))

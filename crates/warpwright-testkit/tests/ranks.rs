@@ -217,7 +217,7 @@ fn batch_norm_of_one_value_a_rank() {
             } else {
                 let out = sync_batch_norm(comm, stream, &x, None, options)?;
                 let back = sync_batch_norm_backward(comm, stream, &x, &out, &dy, options)?;
-                (out.norm.y, back)
+                (out.y, back)
             };
             let dresidual = back.dresidual.map(|x| x.to_vec_on::<f32>(stream)).transpose()?;
             Ok((y.to_vec_on::<f32>(stream)?, back.dx.to_vec_on::<f32>(stream)?, dresidual))

@@ -826,14 +826,36 @@ def batch_norm_inference_backward(
     out: _Arrays | None = None,
     stream: _Stream | None = None,
 ) -> tuple[_A | None, ...]: ...
-def batch_norm_statistics(
-    x: _A, eps: float = 1e-5, *, out: _Arrays | None = None, stream: _Stream | None = None
-) -> tuple[_A, _A]: ...
+def batch_moments(x: _A, *, out: _Array | None = None, stream: _Stream | None = None) -> _A: ...
+def batch_norm_merged(
+    x: _A,
+    moments: _Array,
+    running_mean: _Array | None = None,
+    running_var: _Array | None = None,
+    weight: _Array | None = None,
+    bias: _Array | None = None,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    *,
+    relu: bool = False,
+    residual: _Array | None = None,
+    out: _Arrays | None = None,
+    stream: _Stream | None = None,
+) -> tuple[_A, _A, _A, _A]: ...
 def batch_norm_sums(
-    x: _A, dy: _Array, mean: _Array, rstd: _Array, *, out: _Arrays | None = None, stream: _Stream | None = None
-) -> tuple[_A, _A]: ...
+    x: _A, dy: _Array, mean: _Array, rstd: _Array, *, out: _Array | None = None, stream: _Stream | None = None
+) -> _A: ...
 def batch_norm_gradient(
-    x: _A, dy: _Array, coefficients: _Array, *, out: _Array | None = None, stream: _Stream | None = None
+    x: _A,
+    dy: _Array,
+    mean: _Array,
+    rstd: _Array,
+    count: _Array,
+    sums: _Array,
+    weight: _Array | None = None,
+    *,
+    out: _Array | None = None,
+    stream: _Stream | None = None,
 ) -> _A: ...
 def local_response_norm(
     x: _A,

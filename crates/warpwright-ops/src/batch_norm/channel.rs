@@ -46,6 +46,28 @@ kernel_args! {
 }
 
 kernel_args! {
+    /// `[2 channels + 1]`: means, sums of squared distances from them, and the count, from the statistics of parts.
+    pub(super) struct MomentsArgs => MomentsParams {
+        partial: In<Elem>, moments: Out<Elem>, channels: u64, parts: u64, part_elements: u64, elements: u64,
+    }
+}
+
+kernel_args! {
+    /// As [`CombineArgs`], from what [`Moments`] has written for each of several batches; and how many values all of them have.
+    pub(super) struct MergeArgs => MergeParams {
+        moments: In<Elem>, affine: AffineArgs, running: RunningArgs, results: ResultsArgs, count: Out<Elem>,
+        coefficients: Out<Elem>, channels: u64, batches: u64, settings: SettingsArgs,
+    }
+}
+
+kernel_args! {
+    /// The coefficients of the gradient of training from `dweight` and `dbias` of so many values.
+    pub(super) struct CoefficientsArgs => CoefficientsParams {
+        saved: SavedArgs, dweight: In<Elem>, dbias: In<Elem>, count: In<Elem>, coefficients: Out<Elem>, channels: u64, present: u32,
+    }
+}
+
+kernel_args! {
     /// Coefficients from the running statistics, and `rstd` as a fourth row.
     pub(super) struct FoldArgs => FoldParams {
         affine: AffineArgs, running: RunningArgs, coefficients: Out<Elem>, channels: u64, present: u32, eps: f64,
@@ -261,6 +283,14 @@ impl<'k, A: Float> ChannelGradients<'k, A> {
         Self { rstd, dweight: sums[1] * rstd, dbias: sums[0], weight }
     }
 
+    /// From given sums.
+    fn of_sums(a: &CoefficientsParams<'k>, channel: U64<'k>) -> Self {
+        let [rstd, dweight, dbias] =
+            [a.saved.rstd, a.dweight, a.dbias].map(|from| from.at(channel).get::<A>());
+        let weight = parameter::<A>(a.saved.weight, channel, a.present, present::WEIGHT, 1.0);
+        Self { rstd, dweight, dbias, weight }
+    }
+
     /// Stores those of weight and bias that are wanted.
     pub(super) fn store(&self, to: Gradients<'k>, present: U32<'k>, channel: U64<'k>) {
         let k = present.k();
@@ -273,10 +303,24 @@ impl<'k, A: Float> ChannelGradients<'k, A> {
     }
 
     /// `of_x` and `shift` where the gradient goes through the statistics of `elements` values.
-    pub(super) fn through_statistics(&self, of_dy: Reg<'k, A>, elements: U64<'k>) -> [Reg<'k, A>; 2] {
-        let elements = elements.convert::<A>();
+    pub(super) fn through_statistics(&self, of_dy: Reg<'k, A>, elements: Reg<'k, A>) -> [Reg<'k, A>; 2] {
         let of_x = -(of_dy * self.rstd * (self.dweight / elements));
         [of_x, -(of_dy * (self.dbias / elements))]
+    }
+}
+
+/// Part `part` of a channel as [`combine_moments`] takes it, from the three rows that a walk leaves of each part.
+fn moments_of_parts<'k, A: Float>(
+    partial: Ptr<'k, Read, Elem>,
+    channels: U64<'k>,
+    elements: U64<'k>,
+    part_elements: U64<'k>,
+) -> impl Fn(U64<'k>, U64<'k>, Pred<'k>) -> Lanes<'k, A> {
+    move |channel, part, there| {
+        let row = |i: u64| partial.at((part * 3 + i) * channels + channel).get::<A>();
+        let count = (elements - part * part_elements).min(part_elements).convert::<A>();
+        let squares = there.select(row(2), 0.0);
+        Lanes::from(vec![there.select(count, 0.0), row(0), row(1), squares])
     }
 }
 
@@ -295,18 +339,70 @@ impl AccumulateKernel for Combine {
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: CombineParams<'k>) {
         k.start_next_grid();
         k.after_previous_grid();
-        let load = |channel: U64<'k>, part: U64<'k>, there: Pred<'k>| {
-            let row = |i: u64| a.partial.at((part * 3 + i) * a.channels + channel).get::<A>();
-            let count = (a.elements - part * a.part_elements).min(a.part_elements).convert::<A>();
-            let squares = there.select(row(2), 0.0);
-            Lanes::from(vec![there.select(count, 0.0), row(0), row(1), squares])
-        };
+        let load = moments_of_parts::<A>(a.partial, a.channels, a.elements, a.part_elements);
         let training =
             Training { affine: a.affine, running: a.running, results: a.results, settings: a.settings };
         let finish = |channel: U64<'k>, total: Lanes<'k, A>| {
             training.finish(channel, &total, a.coefficients, a.channels);
         };
         combine_parts(k, a.channels, a.parts, load, combine_moments, finish);
+    }
+}
+
+/// The statistics of a batch as others merge them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Moments(pub(super) Types);
+
+impl AccumulateKernel for Moments {
+    type Args = MomentsArgs;
+
+    fn spec(&self) -> KernelSpec {
+        self.0.spec("moments", THREADS, ["partial", "moments"])
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: MomentsParams<'k>) {
+        k.start_next_grid();
+        k.after_previous_grid();
+        let load = moments_of_parts::<A>(a.partial, a.channels, a.elements, a.part_elements);
+        let finish = |channel: U64<'k>, total: Lanes<'k, A>| {
+            set_rows(a.moments, a.channels, channel, [total[1] + total[2], total[3]]);
+            k.if_(channel.eq(0), || a.moments.at(a.channels * 2u64).set(total[0]));
+        };
+        combine_parts(k, a.channels, a.parts, load, combine_moments, finish);
+    }
+}
+
+/// The step between the statistics of several batches and the walk that normalizes one of them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Merge(pub(super) Types);
+
+impl AccumulateKernel for Merge {
+    type Args = MergeArgs;
+
+    fn spec(&self) -> KernelSpec {
+        let statistics = ["moments", "results.mean", "results.rstd", "count", "coefficients"];
+        self.0.spec("merge", THREADS, statistics)
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: MergeParams<'k>) {
+        k.start_next_grid();
+        k.after_previous_grid();
+        let load = |channel: U64<'k>, batch: U64<'k>, there: Pred<'k>| {
+            let first = batch * (a.channels * 2u64 + 1u64);
+            let number = |at: U64<'k>| there.select(a.moments.at(first + at).get::<A>(), 0.0);
+            let [mean, squares] = [channel, a.channels + channel].map(number);
+            Lanes::from(vec![number(a.channels * 2u64), mean, k.lit::<A>(0.0), squares])
+        };
+        let finish = |channel: U64<'k>, total: Lanes<'k, A>| {
+            k.if_(channel.eq(0), || a.count.at(0u64).set(total[0]));
+            // One value has no unbiased variance, none not even a mean: the running statistics stay.
+            let mut settings = a.settings;
+            let several = total[0].gt(1.0);
+            settings.present = several.select(settings.present, settings.present & !present::RUNNING);
+            let training = Training { affine: a.affine, running: a.running, results: a.results, settings };
+            training.finish(channel, &total, a.coefficients, a.channels);
+        };
+        combine_parts(k, a.channels, a.batches, load, combine_moments, finish);
     }
 }
 
@@ -363,12 +459,37 @@ impl AccumulateKernel for CombineGradients {
             let training = has(a.present, present::TRAINING);
             let zero = k.lit::<A>(0.0);
             // In inference these are the coefficients of y = (x - mean) scale + shift for x = dy.
-            let [of_x, shift] = gradients.through_statistics(of_dy, a.elements);
+            let [of_x, shift] = gradients.through_statistics(of_dy, a.elements.convert::<A>());
             let mean = training.select(a.saved.mean.at(channel).get::<A>(), zero);
             let rows = [mean, of_dy, training.select(of_x, zero), training.select(shift, zero)];
             set_rows(a.coefficients, a.channels, channel, rows);
         };
         combine_parts(k, a.channels, a.parts, load, add_all, finish);
+    }
+}
+
+/// The step between sums of several batches and the walk that writes the gradient of one of them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Coefficients(pub(super) Types);
+
+impl AccumulateKernel for Coefficients {
+    type Args = CoefficientsArgs;
+
+    fn spec(&self) -> KernelSpec {
+        let statistics = ["saved.mean", "saved.rstd", "dweight", "dbias", "count", "coefficients"];
+        self.0.spec("coefficients", FOLD_CHANNELS, statistics)
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: CoefficientsParams<'k>) {
+        k.start_next_grid();
+        let channel = k.global_idx_x();
+        k.if_(channel.lt(a.channels), || {
+            let gradients = ChannelGradients::<A>::of_sums(&a, channel);
+            let of_dy = gradients.of_dy();
+            let [of_x, shift] = gradients.through_statistics(of_dy, a.count.at(0u64).get::<A>());
+            let mean = a.saved.mean.at(channel).get::<A>();
+            set_rows(a.coefficients, a.channels, channel, [mean, of_dy, of_x, shift]);
+        });
     }
 }
 

@@ -10,8 +10,8 @@
 //!
 //! Inference takes `mean` and `var` from the running statistics, which are constants: `dx = weight rstd g`.
 //!
-//! Statistics, sums of the backward pass, and the gradient from given sums are operations of their own, too, for batches whose
-//! statistics are put together ([`BatchStatisticsDesc`], [`BatchNormSumsDesc`], [`BatchNormGradientDesc`]).
+//! Statistics, the result from those of several batches, sums of the backward pass, and the gradient from sums of several batches are operations
+//! of their own, too ([`BatchMomentsDesc`], [`BatchNormMergedDesc`], [`BatchNormSumsDesc`], [`BatchNormGradientDesc`]).
 //!
 //! Results are those of `torch.nn.functional.batch_norm`. Differences: statistics of a channel that holds an infinity
 //! or a NaN are NaN, and so is its output; residual and ReLU are added before the result is rounded, not after; an empty

@@ -206,7 +206,7 @@ impl AccumulateKernel for Backward {
             let gradients = ChannelGradients::new(a.saved, a.present, channel, &total);
             gradients.store(a.gradients, a.present, channel);
             let of_g = gradients.of_dy();
-            let [of_x, shift] = gradients.through_statistics(of_g, a.elements);
+            let [of_x, shift] = gradients.through_statistics(of_g, a.elements.convert::<A>());
             set_rows(a.coefficients, channels, channel, [of_g, of_x, shift]);
         });
         k.grid_barrier();

@@ -8,7 +8,7 @@ use warpwright_runtime::LaunchStep;
 use super::channel::{self, FOLD_CHANNELS, Types, present};
 use super::kernel::{self, Common};
 use super::tuning::{self, Config, Persistence, Residence, Split};
-use super::{BatchNorm, Layout, persistent, resident};
+use super::{BatchNorm, Layout, Momentum, persistent, resident};
 use crate::PlanError;
 use crate::catalogue::Direction;
 use crate::plan::{self, Operation, Plan, TensorSpec, Variant};
@@ -74,6 +74,14 @@ impl<'a> Planner<'a> {
         }
         let expected = "more than one value per channel in training";
         Err(PlanError::refused(self.op, "batch * spatial", 1, expected))
+    }
+
+    pub(super) fn check_momentum(&self, momentum: Option<Momentum>) -> Result<(), PlanError> {
+        let Some(momentum) = momentum.filter(|momentum| !momentum.factor().is_finite()) else {
+            return Ok(());
+        };
+        let (got, expected) = (format!("{momentum:?}"), "a finite factor, or at least one batch");
+        Err(PlanError::refused(self.op, "momentum", got, expected))
     }
 
     pub(super) fn check_dresidual(&self, dresidual: bool) -> Result<(), PlanError> {
@@ -179,6 +187,17 @@ impl<'a> Planner<'a> {
         if walks.is_empty() { 0 } else { (parts * rows + coefficients) * self.norm.channels }
     }
 
+    /// So many numbers of each channel.
+    pub(super) fn numbers(&self, rows: usize) -> Result<usize, PlanError> {
+        let numbers = self.norm.channels.checked_mul(rows).filter(|n| isize::try_from(*n).is_ok());
+        numbers.ok_or_else(|| PlanError::refused(self.op, "channels", self.norm.channels, "below 2^60"))
+    }
+
+    /// Numbers of the moments of a batch: two of each channel, and how many values it has.
+    pub(super) fn moments(&self) -> Result<usize, PlanError> {
+        Ok(self.numbers(2)? + 1)
+    }
+
     /// Where a row of the workspace starts, in bytes.
     pub(super) fn row(&self, row: u64) -> u64 {
         row * self.channels() * self.accumulate.bytes() as u64
@@ -273,6 +292,18 @@ impl<'a> Planner<'a> {
         Ok(Plan::of(self.op, direction, self.target, tensors, variants))
     }
 
+    /// The walk that leaves three rows of statistics of each part.
+    pub(super) fn partial_statistics(
+        &self,
+        walked: &Walked,
+        x: InSlot,
+        workspace: OutSlot,
+    ) -> Result<LaunchStep, PlanError> {
+        let sizes = self.sizes(&walked.split);
+        let args = kernel::StatisticsArgs { x: x.arg(), partial: workspace.arg(), sizes };
+        self.step(&kernel::Statistics(walked.common), args, walked.grid)
+    }
+
     /// Statistics of whole channels: the walk that reads them, and what follows for each channel. Coefficients are in the workspace,
     /// behind three rows for each part.
     pub(super) fn statistics(
@@ -283,8 +314,7 @@ impl<'a> Planner<'a> {
         of: &CombineChannels,
     ) -> Result<[LaunchStep; 2], PlanError> {
         let split = &walked.split;
-        let args = kernel::StatisticsArgs { x: x.arg(), partial: workspace.arg(), sizes: self.sizes(split) };
-        let statistics = self.step(&kernel::Statistics(walked.common), args, walked.grid)?;
+        let statistics = self.partial_statistics(walked, x, workspace)?;
         let args = channel::CombineArgs {
             partial: workspace.written(),
             affine: of.affine.clone(),

@@ -16,7 +16,8 @@ use crate::catalogue::Direction;
 use crate::plan::{Operation, Plan, TensorSpec, Variant};
 use crate::tensors::{InSlot, OutSlot, SlotSpec};
 
-fn lower(relu: bool) -> f64 {
+/// The least value that a result may have.
+pub(super) fn lower(relu: bool) -> f64 {
     if relu { 0.0 } else { f64::NEG_INFINITY }
 }
 
@@ -24,12 +25,7 @@ pub(super) fn training(desc: &BatchNormDesc, target: Target) -> Result<Plan<Batc
     type Args<'a> = BatchNormArgs<'a>;
     let p = Planner::new(TRAINING, &desc.norm, target)?;
     p.check_values()?;
-    if let Some(momentum) = desc.momentum
-        && !momentum.factor().is_finite()
-    {
-        let (got, expected) = (format!("{momentum:?}"), "a finite factor, or at least one batch");
-        return Err(PlanError::refused(p.op, "momentum", got, expected));
-    }
+    p.check_momentum(desc.momentum)?;
     let (norm, c) = (p.norm, desc.norm.channels);
     let walks = p.walks(1)?;
     let running = desc.momentum.is_some();

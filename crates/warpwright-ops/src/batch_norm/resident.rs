@@ -181,7 +181,7 @@ impl AccumulateKernel for Backward {
         let gradients = ChannelGradients::new(a.saved, a.present, walk.channel, &total);
         k.if_(self.common.leads(k), || gradients.store(a.gradients, a.present, walk.channel));
         let of_g = gradients.of_dy();
-        let [of_x, shift] = gradients.through_statistics(of_g, a.elements);
+        let [of_x, shift] = gradients.through_statistics(of_g, a.elements.convert::<A>());
         let _ = walk.fold(unroll, thread, |first, offsets| {
             for (i, &at) in offsets.iter().enumerate() {
                 let x = slot(held, first, i).load_packed::<A>(width).lanes();

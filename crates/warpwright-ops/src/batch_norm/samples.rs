@@ -4,8 +4,9 @@ use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
 
 use super::{
-    BatchNorm, BatchNormBackwardDesc, BatchNormDesc, BatchNormInferenceBackwardDesc, BatchNormInferenceDesc,
-    INFERENCE, Momentum, TRAINING, plans,
+    BatchMomentsDesc, BatchNorm, BatchNormBackwardDesc, BatchNormDesc, BatchNormGradientDesc,
+    BatchNormInferenceBackwardDesc, BatchNormInferenceDesc, BatchNormMergedDesc, INFERENCE, Layout, Momentum,
+    TRAINING, plans,
 };
 use crate::PlanError;
 use crate::catalogue::{Asked, Direction, Entry, Family, Planned, distinct};
@@ -53,10 +54,11 @@ fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
 fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
     let norms =
         plans::every_norm(dtype).into_iter().flat_map(|norm| [false, true].map(|option| (norm, option)));
-    let found = distinct(norms.map(|(norm, option)| planned(entry, norm, option, target)))?;
+    let plans = norms.map(|(norm, option)| planned(entry, norm, option, target));
     if entry.op == TRAINING {
-        return Ok(found);
+        return distinct(plans.chain(parts(entry, dtype, target)));
     }
+    let found = distinct(plans)?;
     // Inference shares kernels with training; each is listed once.
     let [forward, backward] = Entry::both(TRAINING);
     let mut listed = [kernels(&forward, dtype, target)?, kernels(&backward, dtype, target)?].concat();
@@ -65,6 +67,18 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
     }
     let new = found.into_iter().filter(|kernel| listed.iter().all(|known| known.name() != kernel.name()));
     Ok(new.collect())
+}
+
+/// The plans of training's parts, of which those of moments have no kernel of 16 bits of their own.
+fn parts(entry: &Entry, dtype: DType, target: Target) -> Vec<Result<Planned, PlanError>> {
+    let norm = BatchNorm::new(dtype, Layout::ChannelsLast, 2, 64, 64);
+    if entry.direction == Direction::Backward {
+        return vec![BatchNormGradientDesc { norm }.plan(target).map(Planned::from)];
+    }
+    let merged = BatchNormMergedDesc { norm, batches: 2, residual: false, momentum: None };
+    let moments =
+        (dtype == dtype.accumulator()).then(|| BatchMomentsDesc { norm }.plan(target).map(Planned::from));
+    moments.into_iter().chain([merged.plan(target).map(Planned::from)]).collect()
 }
 
 /// The plan of `entry` for a normalisation: forward with or without a residual, backward with or without a ReLU.

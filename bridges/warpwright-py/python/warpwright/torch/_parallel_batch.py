@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple
+from typing import Any, Optional
 
 import torch
 import torch.distributed as dist
@@ -13,7 +13,6 @@ from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 from .. import _native
 from .._errors import misshapen, refused
 from . import _batch
-from ._common import accumulator
 from ._parallel_group import Ranks, described
 from ._patch_modules import Replaced
 from .nn import _BatchNorm as _Ours
@@ -21,77 +20,33 @@ from .nn import _BatchNorm as _Ours
 _OP = "sync_batch_norm"
 
 
-def _values(x: Tensor) -> int:
-    """How many values of a channel there are here."""
-    return x.numel() // x.shape[1]
-
-
-def _local(x: Tensor) -> Tensor:
-    """Means, sums of squared distances from them, and the number of values, of this rank, in one piece."""
-    count = _values(x)
-    if not count:
-        return torch.zeros(2 * x.shape[1] + 1, dtype=accumulator(x.dtype), device=x.device)
-    mean, rstd = _native.batch_norm_statistics(x, 0.0)
-    return torch.cat((mean, count / rstd.square(), mean.new_full((1,), count)))
-
-
-def _merge(of_ranks: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
-    """Mean, sum of squared distances from it, and number of values of all ranks from those of each (Chan, Golub and LeVeque 1979), in the same
-    order on every rank."""
-    channels = of_ranks.shape[1] // 2
-    means, spreads, counts = of_ranks.split((channels, channels, 1), 1)
-    count = counts.sum()
-    # Without any value nothing is divided by.
-    mean = (means * counts).sum(0) / count.clamp(min=1)
-    return mean, torch.addcmul(spreads, counts, (means - mean).square()).sum(0), count
-
-
-def _move(running: Optional[Tensor], new: Tensor, momentum: float, count: Tensor) -> None:
-    """Moves running statistics towards those of a batch; those of one value or none say nothing of a variance."""
-    if running is not None:
-        moved = torch.lerp(running.to(new.dtype), new, momentum)
-        running.copy_(torch.where(count > 1, moved, running.to(new.dtype)))
-
-
 class _SyncBatchNorm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Any, bias: Any, running: Any, momentum: float, eps: float, ranks: Ranks
     ) -> Tensor:
-        local = _local(x)
-        of_ranks = local.new_empty((ranks.size, local.numel()))
-        dist.all_gather_into_tensor(of_ranks.view(-1), local, group=ranks.group)
-        mean, spread, count = _merge(of_ranks)
-        var = spread / count.clamp(min=1)
-        _move(running[0], mean, momentum, count)
-        _move(running[1], spread / (count - 1).clamp(min=1), momentum, count)
-        ctx.save_for_backward(x, weight, mean, var, count)
-        ctx.ranks, ctx.eps, ctx.of_bias = ranks, eps, None if bias is None else bias.dtype
-        if not _values(x):
-            return torch.empty_like(x)
-        affine = (None if p is None else p.to(mean.dtype) for p in (weight, bias))
-        return _native.batch_norm(x, mean, var, *affine, False, 0.0, eps)
+        own = _native.batch_moments(x)
+        moments = own.new_empty((ranks.size, own.numel()))
+        dist.all_gather_into_tensor(moments.view(-1), own, group=ranks.group)
+        y, mean, rstd, count = _native.batch_norm_merged(x, moments, *running, weight, bias, momentum, eps)
+        ctx.save_for_backward(x, weight, mean, rstd, count)
+        ctx.ranks, ctx.of_bias = ranks, None if bias is None else bias.dtype
+        return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Any:
-        x, weight, mean, var, count = ctx.saved_tensors
-        rstd = (var + ctx.eps).rsqrt()
-        # Of dy times the normalised x, and of dy.
-        sums = torch.zeros((2, len(mean)), dtype=mean.dtype, device=mean.device)
-        if _values(x):
-            _native.batch_norm_sums(x, dy, mean, rstd, out=(sums[0], sums[1]))
+        x, weight, mean, rstd, count = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad[:3]
+        sums = _native.batch_norm_sums(x, dy, mean, rstd)
         # Those of the parameters are of this rank, as of other layers.
-        dweight = sums[0].to(weight.dtype, copy=True) if of_weight else None
-        dbias = sums[1].to(ctx.of_bias, copy=True) if of_bias else None
+        dweight = sums[0].to(weight.dtype) if of_weight else None
+        dbias = sums[1].to(ctx.of_bias) if of_bias else None
         dx = None
         if of_x:
-            ctx.ranks.all_reduce(sums)
-            of_dy = rstd if weight is None else rstd * weight
-            slope, shift = sums / -count
-            coefficients = torch.stack((mean, of_dy, of_dy * rstd * slope, of_dy * shift))
-            dx = _native.batch_norm_gradient(x, dy, coefficients) if _values(x) else torch.empty_like(x)
+            total = sums.clone() if of_weight or of_bias else sums
+            ctx.ranks.all_reduce(total)
+            dx = _native.batch_norm_gradient(x, dy, mean, rstd, count, total, weight)
         return dx, dweight, dbias, None, None, None, None
 
 
