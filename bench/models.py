@@ -48,6 +48,10 @@ VARIANTS: dict[str, tuple[dict[str, Any] | None, str]] = {
     "patched+compile": ({}, "compile"),
     "compile+graphs": (None, "compile+graph"),
     "patched+compile+graphs": ({}, "compile+graph"),
+    # torch.compile(model, backend="warpwright"), as it is and with what is slower by itself, too.
+    "backend": (None, "backend"),
+    "backend+graphs": (None, "backend+graph"),
+    "backend everything+graphs": (None, "backend everything+graph"),
 }
 USUAL = ["eager", "patched", "graphs", "patched+graphs"]
 LIBRARIES = ("transformers", "timm", "torchvision")
@@ -174,6 +178,29 @@ def everything() -> list[str]:
     return [kind for kind in KINDS if kind != "linear_cross_entropy"]
 
 
+def compiled(module: Any, form: str, args: argparse.Namespace) -> Any:
+    """A module as `torch.compile` makes it; on the CPU without Inductor, whose code takes long to compile there."""
+    import torch
+
+    graphs = {"triton.cudagraphs": True} if "+graph" in form else {}
+    if form.startswith("compile"):
+        return torch.compile(module, backend="aot_eager") if args.tiny else torch.compile(module, options=graphs or None)
+    from torch._dynamo.backends.debugging import aot_eager
+    from warpwright.torch import compiler
+
+    compiler.reports.clear()
+    # Results without logits in memory are as fast, but not what is to be shown here.
+    kinds = set(compiler.KINDS) - {"linear_cross_entropy"} if "everything" in form else set()
+    enable = (args.enable or kinds) - args.disable
+
+    def in_emulator(graph: Any, inputs: Any) -> Any:
+        compiler.reports.append(compiler.rewrite(graph, enable=enable, disable=args.disable, emulator=True))
+        return aot_eager(graph, inputs)
+
+    options = {"warpwright.enable": enable, "warpwright.disable": args.disable, **graphs}
+    return torch.compile(module, backend=in_emulator) if args.tiny else torch.compile(module, backend=compiler.backend, options=options)
+
+
 def run_variant(model: Model, variant: str, reference: Any, args: argparse.Namespace) -> dict[str, Any]:
     """The numbers of a variant."""
     import torch
@@ -193,14 +220,13 @@ def run_variant(model: Model, variant: str, reference: Any, args: argparse.Names
         options = ours | ({"enable": everything()} if ours.get("enable") == "everything" else {})
         patched = wt.patch(step.module, emulator=not gpu, sources=(*SOURCES, "comparison"), **options)
         row["replaced"] = f"{len(patched.replaced)} of {len(patched.entries)}"
-    if form.startswith("compile"):
+    if form.startswith(("compile", "backend")):
         torch._dynamo.reset()
-        mode = {"mode": "reduce-overhead"} if form == "compile+graph" else {}
-        step.called = torch.compile(step.module, **mode) if gpu else torch.compile(step.module, backend="aot_eager")
+        step.called = compiled(step.module, form, args)
     began = time.perf_counter()
     run = captured(step) if form == "graph" and gpu else step
     # A compiler's graphs are captured in the third.
-    for _ in range(1 if args.tiny else 4 if form == "compile+graph" else 2):
+    for _ in range(1 if args.tiny else 4 if "+graph" in form else 2):
         run()
     wait()
     row["first_s"] = time.perf_counter() - began
@@ -210,6 +236,11 @@ def run_variant(model: Model, variant: str, reference: Any, args: argparse.Names
     row["gradient_error"] = distance(step.gradients(), reference[2:]) if model.training else None
     if ours is not None and not form:
         row["left"] = patched.left()
+    if form.startswith("backend"):
+        from warpwright.torch.compiler import reports
+
+        row["replaced"] = f"{sum(len(report.replaced) for report in reports)} of {sum(len(report.lines) for report in reports)}"
+        row["lines"] = sorted({(line.kind, line.about, line.why or "") for report in reports for line in report.lines})
     row["ms"], row["spread_ms"] = milliseconds(run, wait, args.seconds, 1 if args.tiny else STEPS)
     if gpu:
         row["peak_mb"] = torch.cuda.max_memory_allocated() / 2**20
@@ -283,6 +314,7 @@ def in_processes(chosen: list[int], args: argparse.Namespace, take: Callable[[di
     while chosen:
         command = [sys.executable, __file__, "--worker", ",".join(map(str, chosen)), "--variants", ",".join(args.variants)]
         command += ["--seconds", str(args.seconds), "--profile", ",".join(args.profile), "--commit", args.commit, "--device", args.device]
+        command += ["--enable", ",".join(args.enable), "--disable", ",".join(args.disable)]
         process = subprocess.Popen(command + (["--tiny"] if args.tiny else []), stdout=subprocess.PIPE, text=True)
         at = chosen[0]
         for line in process.stdout or ():
@@ -308,6 +340,8 @@ def main() -> int:
     parser.add_argument("--commit", default=None, help="what to record; by default git's HEAD")
     parser.add_argument("--device", default="cuda", help="where to run")
     parser.add_argument("--list", action="store_true", help="name the models and variants")
+    parser.add_argument("--enable", type=lambda text: set(split(text)), default=set(), help="kinds that the backend replaces where they are slower, too")
+    parser.add_argument("--disable", type=lambda text: set(split(text)), default=set(), help="kinds that the backend leaves")
     parser.add_argument("--tiny", action="store_true", help="small models on the CPU")
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -1,0 +1,177 @@
+"""A backend of `torch.compile` that puts operators of ours into a model's graph where they are faster, and leaves the rest to Inductor.
+
+    >>> import torch
+    >>> model = torch.compile(model, backend="warpwright")
+
+It needs no import and takes the modes and options of Inductor. Options of its own: "warpwright.enable" and "warpwright.disable", sets of kinds that are to be
+replaced where they are slower, too, or to be left; "warpwright.emulator": that tensors on the CPU go to the emulator, which is for tests. With `disable` of
+`KINDS` it is Inductor.
+
+`report()` says what became of the graphs that were compiled so far.
+
+What is replaced: attention of 16 bits, where a mask that is causal in every call becomes part of the kernel, and heads of keys are no longer repeated for those of queries;
+cross entropy, of logits before they are converted to float32; large products of 16 bits whose extents 8 does not divide; and of images whose channels come last
+convolution in 16 bits, max pooling, batch norm in training with the sum and the ReLU behind it, group norm with SiLU. On demand: embedding, layer and RMS norm with
+the sum before them, and the cross entropy of a linear layer whose logits are then never in memory ("linear_cross_entropy").
+
+Unlike `warpwright.torch.patch` it sees functions, not modules, and changes nothing of the model.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass
+from typing import Any, Callable, Collection, Deque, Dict, List, Optional, Tuple
+
+import operator
+
+import torch
+from torch.fx import GraphModule, Node
+
+from .._errors import ArgumentError, ParameterError
+from ._graph_nodes import tensor
+from ._graph_rules import FLOATS, Change, Decision
+from ._graph_rules import KINDS as _RULES
+
+__all__ = ["KINDS", "Line", "Report", "backend", "report", "reports", "rewrite"]
+
+KINDS: Tuple[str, ...] = tuple(sorted(_RULES))
+_OWN = "warpwright."
+_KEPT = 256
+
+
+@dataclass(frozen=True)
+class Line:
+    """A call of a graph that there is an operator of ours for. about: more of what was put in; why: a reason that it was not."""
+
+    name: str
+    kind: str
+    why: Optional[str] = None
+    about: str = ""
+
+
+class Report:
+    """What became of a graph's calls, in order."""
+
+    def __init__(self, lines: List[Line]) -> None:
+        self.lines = lines
+
+    @property
+    def replaced(self) -> List[Line]:
+        """The lines of what was replaced."""
+        return [line for line in self.lines if line.why is None]
+
+    def __str__(self) -> str:
+        if not self.lines:
+            return "nothing to replace"
+        head = ("call", "kind", "", "left to Inductor")
+        rows = [head, *((line.name, line.kind, line.about if line.why is None else "-", line.why or "") for line in self.lines)]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(head) - 1)]
+        table = ["  ".join([*(cell.ljust(w) for cell, w in zip(row, widths)), row[-1]]).rstrip() for row in rows]
+        counts = Counter(line.kind for line in self.replaced)
+        named = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())) or "nothing"
+        return "\n".join([*table, "", f"{len(self.replaced)} of {len(self.lines)} replaced: {named}"])
+
+    def __repr__(self) -> str:
+        return f"<Report: {len(self.replaced)} of {len(self.lines)} replaced>"
+
+
+reports: Deque[Report] = deque(maxlen=_KEPT)
+"""The reports of the last graphs, the newest last."""
+
+
+def report() -> str:
+    """The reports of the graphs that were compiled so far, of the last 256."""
+    return "\n\n".join(f"graph {number}\n{found}" for number, found in enumerate(reports)) or "no graphs"
+
+
+def _names(argument: str, given: Any) -> Collection[str]:
+    if isinstance(given, str) or not isinstance(given, Collection):
+        raise ArgumentError(
+            f"compiler: {argument} is {given!r}, expected a set of names", op="compiler", argument=argument, expected="a set of names", got=given
+        )
+    for name in given:
+        if name not in _RULES:
+            expected = ", ".join(KINDS)
+            raise ParameterError(
+                f"compiler: {argument} has {name!r}, expected kinds ({expected})", op="compiler", argument=argument, expected=KINDS, got=name
+            )
+    return given
+
+
+def _elsewhere(node: Node, emulator: bool) -> Optional[str]:
+    """Why there is nothing to decide on: what stands for the result is not where kernels run, or of no type of theirs."""
+    found = tensor(node)
+    if found is None:
+        return "not a tensor"
+    if not found.is_cuda and not (emulator and found.device.type == "cpu"):
+        return "not on a GPU"
+    return None if found.dtype in FLOATS else f"{str(found.dtype).split('.')[-1]} is not taken"
+
+
+def _apply(graph: torch.fx.Graph, change: Change) -> None:
+    place = change.at if change.also is None else change.also
+    with graph.inserting_before(place):
+        x, *rest = change.arguments
+        for view in change.views:
+            x = graph.create_node(view.op, view.target, (x, *view.args[1:]), view.kwargs)
+        call = graph.call_function(change.function, (x, *rest), change.options)
+        if change.also is None:
+            results = [(change.at, call)]
+        else:
+            first, second = (graph.call_function(operator.getitem, (call, i)) for i in range(2))
+            results = [(change.at, first), (change.also, second)]
+    for old, new in results:
+        new.meta = dict(old.meta)
+        old.replace_all_uses_with(new)
+    for old in [*(old for old, _ in results), *reversed(change.absorbed)]:
+        graph.erase_node(old)
+
+
+def rewrite(graph: GraphModule, *, enable: Collection[str] = (), disable: Collection[str] = (), emulator: bool = False) -> Report:
+    """Puts operators of ours into a graph of calls of PyTorch's as Dynamo makes it, in place, for backends of one's own.
+
+    enable, disable: kinds, of `KINDS`, that are replaced where they are slower, too, or are left. emulator: whether tensors on the CPU are taken. Raises
+    `ParameterError` for a kind that there is not, and `ArgumentError` for what is no set.
+    """
+    enabled, disabled = _names("enable", enable), _names("disable", disable)
+    found: Dict[Any, List[Tuple[str, Callable[[Node], Decision]]]] = {}
+    for kind, rule in _RULES.items():
+        if kind not in disabled and (rule.usual or kind in enabled):
+            for function in rule.functions:
+                found.setdefault(function, []).append((kind, rule.decide))
+    lines: List[Line] = []
+    for node in list(graph.graph.nodes):
+        if node.op != "call_function":
+            continue
+        for kind, decide in found.get(node.target, ()):
+            elsewhere = _elsewhere(node, emulator)
+            decision = decide(node) if elsewhere is None else elsewhere
+            if isinstance(decision, str):
+                lines.append(Line(node.name, kind, decision))
+                continue
+            lines.append(Line(node.name, kind, about=decision.about))
+            _apply(graph.graph, decision)
+            break
+    # What nothing reads any more is Inductor's to drop: here calls that write in place look as if nothing did.
+    graph.graph.lint()
+    graph.recompile()
+    return Report(lines)
+
+
+def backend(graph: GraphModule, inputs: Any, *, mode: Optional[str] = None, options: Optional[Dict[str, Any]] = None) -> Callable[..., Any]:
+    """`torch.compile`'s backend of the name "warpwright": `rewrite`, then Inductor with the mode and the options that are not ours."""
+    from torch._inductor import list_mode_options
+    from torch._inductor.compile_fx import compile_fx
+
+    given = dict(options or {})
+    own = {name[len(_OWN) :]: given.pop(name) for name in list(given) if name.startswith(_OWN)}
+    for name in own:
+        if name not in ("enable", "disable", "emulator"):
+            expected = ("warpwright.enable", "warpwright.disable", "warpwright.emulator")
+            raise ParameterError(
+                f"compiler: option {_OWN + name!r}, expected one of {', '.join(expected)}", op="compiler", argument="options", expected=expected, got=_OWN + name
+            )
+    reports.append(rewrite(graph, **own))
+    patches = {**(list_mode_options(mode) if mode else {}), **given}
+    return compile_fx(graph, inputs, config_patches=patches or None)
