@@ -5,12 +5,14 @@ use warpwright_ptx::{BinaryOp, DType, Modifiers, ScalarType, TernaryOp};
 use crate::context::K;
 use crate::mem::{Element, Ptr, Readable};
 use crate::reg::{F32, Source, U32};
-use crate::storage::{load_halves, widen};
+use crate::storage::{load_halves, lower_float8, widen};
 
 /// Packed `min` and `max` exist from here.
 const PACKED_MIN_MAX_SM: u32 = 80;
 /// The signs of both halves.
 const SIGNS: u32 = 0x8000_8000;
+/// 2^8 in both halves, as `f16`.
+const TWO_TO_8: u32 = 0x5c00_5c00;
 
 /// Two `f16` or `bf16` elements in a word, the first in the low half. One instruction works on both.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +31,25 @@ impl<'k> Halves<'k> {
     /// Two elements of `dtype` that are in `word` already.
     pub fn from_word(word: U32<'k>, dtype: DType) -> Self {
         Self { word, dtype }
+    }
+
+    /// The e4m3 numbers in the two lower bytes of `word` as `f16`, which holds them exactly. NaN stays NaN.
+    #[track_caller]
+    pub fn from_e4m3(word: U32<'k>) -> Self {
+        let k = word.k();
+        k.on_behalf(|| {
+            let half = |word| Self::from_word(word, DType::F16);
+            if let Some(converted) = lower_float8(word, DType::F8E4M3) {
+                return half(converted);
+            }
+            // Each byte above a zero, then exponent and mantissa where `f16` has them: its bias is greater by 8.
+            let bytes = word.permute(0, 0x1404);
+            let magnitudes = (bytes >> 1) & 0x3f80_3f80;
+            let scaled = half(magnitudes | (bytes & SIGNS)).times(half(k.lit(TWO_TO_8)));
+            // The greatest magnitude is NaN: one more carries, from where all bits of the exponent are set.
+            let carry = (magnitudes + 0x0080_0080) & 0x4000_4000;
+            half(scaled.word() | carry | (carry - (carry >> 5)))
+        })
     }
 
     /// Both, in one register.
@@ -62,6 +83,13 @@ impl<'k> Halves<'k> {
 
     fn packed(self) -> ScalarType {
         if self.dtype == DType::BF16 { ScalarType::BF16x2 } else { ScalarType::F16x2 }
+    }
+
+    /// `self * factor` of each half, rounded; for the types and targets of [`mul_add`](Self::mul_add).
+    #[track_caller]
+    pub fn times(self, factor: Self) -> Self {
+        // A sum with -0 is what it is added to, -0 included.
+        self.mul_add(factor, self.like(self.word.k().lit(SIGNS)))
     }
 
     /// `self * factor + addend` of each half, rounded once. Of `f16` on every target, of `bf16` where halves [exist](Self::exist).

@@ -277,19 +277,32 @@ fn widen_float8(word: U32<'_>, dtype: DType, count: usize) -> Vec<F32<'_>> {
         dsts: vec![Some(pairs[0].id()), (count > 2).then(|| pairs[1].id())],
         src: word.operand(),
     });
-    let halves = |pair: Reg<'_, u16>| {
-        let dst = k.fresh::<u32>();
-        k.emit(Inst::Cvt {
-            to: ScalarType::F16x2,
-            from: float8_pair(dtype),
-            mods: Modifiers::RN,
-            dst: dst.id(),
-            a: pair.operand(),
-            b: None,
-        });
-        widen_f16(dst, count)
-    };
+    let halves = |pair| widen_f16(float8_to_f16(pair, dtype), count);
     pairs.into_iter().take(count.div_ceil(2)).flat_map(halves).collect()
+}
+
+/// The two elements of the lower half of a word as `f16`, which holds them exactly; `None` where no conversion exists.
+pub(crate) fn lower_float8(word: U32<'_>, dtype: DType) -> Option<U32<'_>> {
+    let k = word.k();
+    (k.target().sm >= FLOAT8_SM).then(|| {
+        let pair = k.fresh::<u16>();
+        k.emit(Inst::Unpack { ty: ScalarType::B32, dsts: vec![Some(pair.id()), None], src: word.operand() });
+        float8_to_f16(pair, dtype)
+    })
+}
+
+/// A pair of 8-bit floats as one of `f16`.
+fn float8_to_f16(pair: Reg<'_, u16>, dtype: DType) -> U32<'_> {
+    let dst = pair.k().fresh::<u32>();
+    pair.k().emit(Inst::Cvt {
+        to: ScalarType::F16x2,
+        from: float8_pair(dtype),
+        mods: Modifiers::RN,
+        dst: dst.id(),
+        a: pair.operand(),
+        b: None,
+    });
+    dst
 }
 
 /// The type of a pair of 8-bit floats.

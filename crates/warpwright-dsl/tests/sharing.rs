@@ -6,6 +6,7 @@ use half::{bf16, f16};
 use support::{Arg, Bytes, bytes, run, values};
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{Halves, WARP};
+use warpwright_ptx::float8::e4m3_value;
 
 kernel_args! {
     struct ShareArgs => ShareParams { x: In<u32>, combined: Out<u32>, first: Out<f64> }
@@ -125,4 +126,47 @@ fn pairs<T: Bytes + Copy>(dtype: DType, cast: impl Fn(f32) -> T, widen: impl Fn(
 fn halves_compute_both_elements_at_once() {
     pairs(DType::F16, f16::from_f32, f16::to_f32);
     pairs(DType::BF16, bf16::from_f32, bf16::to_f32);
+}
+
+kernel_args! {
+    struct BytePairArgs => BytePairParams { x: In<u8>, out: Out<f32> }
+}
+
+/// Per byte: the e4m3 number, and that of the next byte times two.
+struct BytePairs;
+
+impl KernelDef for BytePairs {
+    type Args = BytePairArgs;
+
+    fn spec(&self) -> KernelSpec {
+        KernelSpec::new("byte_pairs", BlockDim::x(WARP))
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: BytePairParams<'k>) {
+        let i = k.thread_idx();
+        let [low, high] = [0u64, 1].map(|next| a.x.at(i).at(next).get::<u32>());
+        let pair = Halves::from_e4m3(low | (high << 8) | (high << 24));
+        // 1 and 2.
+        let doubled = pair.times(pair.like(k.lit(0x4000_3c00u32)));
+        for (at, value) in (0u32..).zip(doubled.widen()) {
+            a.out.at(i * 2 + at).set(value);
+        }
+    }
+}
+
+#[test]
+fn halves_of_e4m3_are_exact() {
+    for sm in [75, 80, 89, 90] {
+        for first in (0..256usize).step_by(32) {
+            let x: Vec<u8> = (first..=first + 32).map(|byte| byte as u8).collect();
+            let mut out = vec![0; 2 * 4 * 32];
+            run(&BytePairs, Target::sm(sm), 1, &mut [Arg::Buffer(&mut x.clone()), Arg::Buffer(&mut out)]);
+            let want = x.windows(2).flat_map(|x| [e4m3_value(x[0]), 2.0 * e4m3_value(x[1])]);
+            for (i, (got, want)) in values::<f32>(&out).into_iter().zip(want).enumerate() {
+                let want = want as f32;
+                let same = got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan();
+                assert!(same, "sm_{sm} {first} {i}: {got} {want}");
+            }
+        }
+    }
 }

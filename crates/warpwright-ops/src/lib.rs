@@ -30,7 +30,7 @@
 //! | [`gemm`] | products of matrices, one or a batch, with bias and activation | f32, f64, f16, bf16 |
 //! | [`scaled_gemm`] | products of e4m3, e5m2 (from sm_89 on) or int8 matrices with scales, with bias and activation; int8 to i32 | f32, f16, bf16 |
 //! | [`grouped_gemm`] | products of ragged groups of rows or of the common dimension, whose ends are on the device | f32, f16, bf16 |
-//! | [`mod@matmul_4bit`] | products with nf4, fp4, int4, int4_asymmetric and mxfp4 weights as checkpoints store them, with bias, and their gradients by x | f32, f16, bf16 |
+//! | [`mod@matmul_4bit`] | products with nf4, fp4, int4, int4_asymmetric, mxfp4 and nvfp4 weights as checkpoints store them, with bias, and their gradients by x | f32, f16, bf16 |
 //! | [`group_norm`] | group_norm with optional silu, instance_norm, and their gradients; channels first and last | f32, f64, f16, bf16 |
 //! | [`quantize`] | quantize and dequantize nf4, fp4, int4, int4_asymmetric; nested statistics | f32, f64, f16, bf16 |
 //! | [`mod@quantize8`] | quantize and dequantize e4m3, e5m2 (from sm_89 on) and int8, with a scale for a tensor, a row, 1 x 128 or 128 x 128 elements | f32, f16, bf16 |

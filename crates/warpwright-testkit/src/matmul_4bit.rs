@@ -8,7 +8,7 @@ use warpwright_ops::matmul_4bit::{
     Weight4bitDesc, WeightFormat, reference,
 };
 use warpwright_ops::{Direction, Operation};
-use warpwright_ptx::DType;
+use warpwright_ptx::{DType, float8};
 
 use crate::budget::{self, Budget};
 use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject};
@@ -94,7 +94,7 @@ fn budget(d: &Matmul4bitDesc, direction: Direction) -> Budget {
 fn situations(format: WeightFormat, dtype: DType, scope: Scope) -> Vec<Product> {
     let mut all = Vec::new();
     let of = |m, [n, k]: [usize; 2], group_size| {
-        let group_size = if format == WeightFormat::Mxfp4 { 32 } else { group_size };
+        let group_size = format.fixed_group_size().unwrap_or(group_size);
         let weight = Weight4bitDesc::new(format, [n, k], group_size);
         let desc = Matmul4bitDesc { dtype, m, weight, bias: m % 2 == 0 };
         Product { desc, lead: 0, special: Special::Nothing, config: None }
@@ -106,6 +106,7 @@ fn situations(format: WeightFormat, dtype: DType, scope: Scope) -> Vec<Product> 
     let other = match format {
         WeightFormat::Nf4 | WeightFormat::Fp4 => ScaleFormat::Nested,
         WeightFormat::Mxfp4 => ScaleFormat::E8m0,
+        WeightFormat::Nvfp4 => ScaleFormat::E4m3,
         _ => ScaleFormat::Float(DType::BF16),
     };
     // Streaming kernels: runs that end within a step, and slices that end within a run.
@@ -141,7 +142,7 @@ fn situations(format: WeightFormat, dtype: DType, scope: Scope) -> Vec<Product> 
             // Less than a step for all but the layouts that are the first of their kind.
             let k = if config.col_tiles == 1 && config.warps == 8 { k } else { 5 * slice };
             let product = of(rows, [n, k], slice);
-            if product.desc.weight.group_size % slice == 0 {
+            if suits(&product.desc.weight, slice) {
                 all.push(Product { config: Some(Config::Stream(config)), ..product });
             }
         }
@@ -153,7 +154,8 @@ fn situations(format: WeightFormat, dtype: DType, scope: Scope) -> Vec<Product> 
             let group = if i % 2 == 0 { config.slice as usize } else { 256 };
             let (m, n) = ([cols - 3, cols + 2][i % 2], rows + [8, 5][i / 2 % 2]);
             let product = of(m, [n, [256, 768, 1280][i % 3]], group);
-            let sliced = product.desc.weight.group_size % config.slice as usize == 0;
+            let sliced = suits(&product.desc.weight, config.slice as usize)
+                && (format != WeightFormat::Nvfp4 || config.slice == 64);
             // One part, whose stages are used again.
             let config = WarpgroupConfig { most_parts: [1, 16][i / 2 % 2], ..config };
             // Of f16, whose numbers come from another table, one of each kind of slices.
@@ -165,7 +167,14 @@ fn situations(format: WeightFormat, dtype: DType, scope: Scope) -> Vec<Product> 
         all.push(Product { special: Special::Scales, ..of(20, [72, 512], 64) });
         all.push(Product { special: Special::X, ..of(33, [72, 512], 64) });
     }
+    if format == WeightFormat::Nvfp4 {
+        // A group that ends with the row within vectors.
+        all.push(of(72, [25, 72], 16));
+    }
     if scope == Scope::Full {
+        if format == WeightFormat::Nvfp4 && dtype == DType::BF16 {
+            all.push(of(3000, [131, 512], 16));
+        }
         for k in [2, 31, 32, 64, 96, 128, 256, 288, 1000, 2048, 11008] {
             for m in [1, 4, 9, 16, 17, 33] {
                 all.push(of(m, [35, k], 64));
@@ -179,6 +188,11 @@ fn situations(format: WeightFormat, dtype: DType, scope: Scope) -> Vec<Product> 
     all
 }
 
+/// Whether kernels multiply slices of this length with such scales.
+fn suits(weight: &Weight4bitDesc, slice: usize) -> bool {
+    weight.scale == ScaleFormat::E4m3 || weight.group_size.is_multiple_of(slice)
+}
+
 /// The tensors of a weight.
 struct Weight {
     codes: Vec<f64>,
@@ -186,6 +200,7 @@ struct Weight {
     zero_points: Vec<f64>,
     nested_absmax: Vec<f64>,
     offset: f64,
+    tensor_scale: f64,
 }
 
 impl Weight {
@@ -201,6 +216,11 @@ impl Weight {
         let mut scales: Vec<f64> = match desc.scale {
             ScaleFormat::Nested => bytes(groups, 256),
             ScaleFormat::E8m0 => bytes(groups, 9).into_iter().map(|e| e + 119.0).collect(),
+            // Least ones and greatest ones among them, of both signs.
+            ScaleFormat::E4m3 => {
+                let number = |byte: f64| float8::e4m3_value(byte as u8);
+                bytes(groups, 256).into_iter().map(number).map(|v| if v.is_nan() { 1.0 } else { v }).collect()
+            }
             ScaleFormat::Float(dtype) => Input::Normal
                 .values(groups, 7)
                 .into_iter()
@@ -215,7 +235,8 @@ impl Weight {
         let blocks = if desc.scale == ScaleFormat::Nested { groups.div_ceil(256) } else { 0 };
         let nested_absmax =
             Input::Normal.values(blocks, 8).into_iter().map(|v| f64::from((0.01 * v.abs()) as f32)).collect();
-        Self { codes, scales, zero_points, nested_absmax, offset: f64::from(0.02f32) }
+        let tensor_scale = if desc.scale == ScaleFormat::E4m3 { f64::from(0.003f32) } else { 1.0 };
+        Self { codes, scales, zero_points, nested_absmax, offset: f64::from(0.02f32), tensor_scale }
     }
 
     fn numbers(&self, desc: &Weight4bitDesc) -> Vec<f64> {
@@ -228,6 +249,7 @@ impl Weight {
                 scales: &self.scales,
                 zero_points: &zero_points,
                 nested: (&self.nested_absmax, self.offset),
+                tensor_scale: self.tensor_scale,
             },
         )
     }
@@ -251,6 +273,12 @@ impl Weight {
                 lead,
             )?,
             offset: bench.optional_input("offset", DType::F32, nested.then_some(&vec![self.offset]), 0)?,
+            tensor_scale: bench.optional_input(
+                "tensor_scale",
+                DType::F32,
+                (desc.scale == ScaleFormat::E4m3).then_some(&vec![self.tensor_scale]),
+                0,
+            )?,
         })
     }
 }
@@ -262,6 +290,7 @@ struct PlacedWeight {
     zero_points: Option<Placed>,
     nested_absmax: Option<Placed>,
     offset: Option<Placed>,
+    tensor_scale: Option<Placed>,
 }
 
 impl Product {
@@ -302,6 +331,7 @@ impl Subject for Product {
                 zero_points: placed.zero_points.as_ref().map(Placed::view).transpose()?,
                 nested_absmax: placed.nested_absmax.as_ref().map(Placed::view).transpose()?,
                 offset: placed.offset.as_ref().map(Placed::view).transpose()?,
+                tensor_scale: placed.tensor_scale.as_ref().map(Placed::view).transpose()?,
                 bias: bias.as_ref().map(Placed::view).transpose()?,
                 y: y.view_mut()?,
                 workspace: workspace.as_mut().map(Placed::view_mut).transpose()?,
@@ -349,6 +379,7 @@ impl Subject for Gradient {
                 zero_points: placed.zero_points.as_ref().map(Placed::view).transpose()?,
                 nested_absmax: placed.nested_absmax.as_ref().map(Placed::view).transpose()?,
                 offset: placed.offset.as_ref().map(Placed::view).transpose()?,
+                tensor_scale: placed.tensor_scale.as_ref().map(Placed::view).transpose()?,
                 dx: dx.view_mut()?,
                 workspace: workspace.as_mut().map(Placed::view_mut).transpose()?,
             };

@@ -45,7 +45,7 @@
 //! | [`mod@quantize`] | 4-bit `nf4`, `fp4`, `int4` symmetric and asymmetric, any group size, to codes and back; nested scales | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@quantize8`] | 8-bit `e4m3`, `e5m2` and `int8` codes with a scale for a tensor, a row, 1 x 128 or 128 x 128 elements, and back | f32, f16, bf16 | sm_75 and later; 8-bit floats sm_89 and later |
 //! | [`scaled_gemm`] | products of `e4m3`, `e5m2` and `int8` matrices with scales for a tensor, rows, 1 x 128 or 128 x 128 elements, with bias and activation; of `int8` to i32 | f32, f16, bf16 | sm_75 and later; 8-bit floats sm_89 and later |
-//! | [`mod@matmul_4bit`] | `matmul_4bit` and its gradient by `x`: products with `nf4`, `fp4`, `int4`, `int4_asymmetric` and `mxfp4` weights as checkpoints store them, with bias; nested scales | f32, f16, bf16 | sm_75 and later |
+//! | [`mod@matmul_4bit`] | `matmul_4bit` and its gradient by `x`: products with `nf4`, `fp4`, `int4`, `int4_asymmetric`, `mxfp4` and `nvfp4` weights as checkpoints store them, with bias; nested scales | f32, f16, bf16 | sm_75 and later |
 //! | [`grouped_gemm`] | `grouped_matmul`, `grouped_matmul_k`: products of ragged groups of rows, or of the common dimension, whose ends are on the device | f32, f16, bf16 | sm_75 and later |
 //! | [`mod@cross_entropy`] | `cross_entropy` from logits, forward and backward; ignored rows, label smoothing | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@linear_cross_entropy`] | `linear_cross_entropy` of a linear layer without the logits of all rows in memory; the loss and all gradients in one call | f32, f64, f16, bf16 | sm_75 and later |

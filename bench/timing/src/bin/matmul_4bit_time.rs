@@ -1,7 +1,7 @@
 //! Times products with 4-bit weights with every kernel that multiplies what it decodes, beside those with a dense weight, in microseconds with
 //! cold caches.
 //!
-//!     cargo run --release -p warpwright-timing --bin matmul_4bit_time [-- N,K ...] [ROWS ...] [nf4 | int4 | int4_asymmetric | mxfp4 ...]
+//!     cargo run --release -p warpwright-timing --bin matmul_4bit_time [-- N,K ...] [ROWS ...] [nf4 | int4 | int4_asymmetric | mxfp4 | nvfp4 ...]
 
 use warpwright::matmul::GemmDesc;
 use warpwright::matmul_4bit::tuning::{self, Config};
@@ -35,7 +35,7 @@ fn main() -> Result<(), Error> {
     for format in formats {
         for [n, k] in &shapes {
             for m in &rows {
-                let group = if format == WeightFormat::Mxfp4 { 32 } else { 64 };
+                let group = format.fixed_group_size().unwrap_or(64);
                 let weight = Weight4bitDesc::new(format, [*n, *k], group);
                 let desc = Matmul4bitDesc { dtype: DType::BF16, m: *m, weight, bias: false };
                 println!("{} {n} x {k}, {m} rows", format.name());

@@ -20,6 +20,9 @@ pub enum WeightFormat {
     Int4Asymmetric,
     /// e2m1, low nibble first, with e8m0 scales of 32 elements of a row (OCP Microscaling Formats 1.0).
     Mxfp4,
+    /// e2m1, low nibble first, with e4m3 scales of 16 elements of a row and one f32 scale of the whole: `weight` of ModelOpt's NVFP4 and
+    /// `weight_packed` of compressed-tensors' nvfp4-pack-quantized.
+    Nvfp4,
 }
 
 /// How a scale is stored.
@@ -31,6 +34,8 @@ pub enum ScaleFormat {
     Nested,
     /// A power of two, as the byte of its biased exponent; 255 is NaN.
     E8m0,
+    /// An 8-bit float, times one f32 scale of the whole weight.
+    E4m3,
 }
 
 impl ScaleFormat {
@@ -39,6 +44,7 @@ impl ScaleFormat {
         match self {
             Self::Float(dtype) => dtype,
             Self::Nested | Self::E8m0 => DType::U8,
+            Self::E4m3 => DType::F8E4M3,
         }
     }
 
@@ -50,6 +56,7 @@ impl ScaleFormat {
             Self::Float(_) => "f32",
             Self::Nested => "nested",
             Self::E8m0 => "e8m0",
+            Self::E4m3 => "e4m3",
         }
     }
 }
@@ -63,7 +70,8 @@ const FP4_TIMES: f64 = 12.0;
 
 impl WeightFormat {
     /// Every format.
-    pub const ALL: [Self; 5] = [Self::Nf4, Self::Fp4, Self::Int4, Self::Int4Asymmetric, Self::Mxfp4];
+    pub const ALL: [Self; 6] =
+        [Self::Nf4, Self::Fp4, Self::Int4, Self::Int4Asymmetric, Self::Mxfp4, Self::Nvfp4];
 
     /// Its name, after `matmul_4bit_`.
     pub const fn name(self) -> &'static str {
@@ -73,6 +81,7 @@ impl WeightFormat {
             Self::Int4 => "int4",
             Self::Int4Asymmetric => "int4_asymmetric",
             Self::Mxfp4 => "mxfp4",
+            Self::Nvfp4 => "nvfp4",
         }
     }
 
@@ -91,6 +100,15 @@ impl WeightFormat {
         matches!(self, Self::Int4Asymmetric)
     }
 
+    /// Elements that share a scale, of a format that has groups of one size only.
+    pub const fn fixed_group_size(self) -> Option<usize> {
+        match self {
+            Self::Mxfp4 => Some(32),
+            Self::Nvfp4 => Some(16),
+            _ => None,
+        }
+    }
+
     /// The number of each code, before scale and zero point.
     pub fn table(self) -> [f32; 16] {
         match self {
@@ -98,7 +116,7 @@ impl WeightFormat {
             Self::Fp4 => FP4,
             Self::Int4 => std::array::from_fn(|code| code as f32 - 8.0),
             Self::Int4Asymmetric => std::array::from_fn(|code| code as f32),
-            Self::Mxfp4 => E2M1,
+            Self::Mxfp4 | Self::Nvfp4 => E2M1,
         }
     }
 

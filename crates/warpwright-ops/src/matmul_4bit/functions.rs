@@ -21,12 +21,15 @@ pub struct Weight4bit<'a> {
     pub group_size: usize,
     /// u8, two codes a byte.
     pub codes: &'a Tensor,
-    /// f32, f16 or bf16; u8 if they are nested or e8m0.
+    /// f32, f16 or bf16; u8 if they are nested or e8m0; e4m3 for [`WeightFormat::Nvfp4`].
     pub scales: &'a Tensor,
     /// u8, one a group, for [`WeightFormat::Int4Asymmetric`].
     pub zero_points: Option<&'a Tensor>,
     /// Maxima and offset of nested scales, `[ceil(groups / 256)]` and `[1]` of f32.
     pub nested: Option<(&'a Tensor, &'a Tensor)>,
+    /// `[1]` of f32 for [`WeightFormat::Nvfp4`], a factor of every number: `weight_scale_2` of ModelOpt, the reciprocal of
+    /// `weight_global_scale` of compressed-tensors.
+    pub tensor_scale: Option<&'a Tensor>,
 }
 
 impl<'a> Weight4bit<'a> {
@@ -66,6 +69,7 @@ impl<'a> Weight4bit<'a> {
             scales: &q.scales,
             zero_points: q.zero_points.as_ref(),
             nested: None,
+            tensor_scale: None,
         })
     }
 
@@ -79,6 +83,7 @@ impl<'a> Weight4bit<'a> {
     fn desc(&self) -> Weight4bitDesc {
         let scale = match (self.format, self.nested) {
             (WeightFormat::Mxfp4, _) => ScaleFormat::E8m0,
+            (WeightFormat::Nvfp4, _) => ScaleFormat::E4m3,
             (_, Some(_)) => ScaleFormat::Nested,
             (_, None) => ScaleFormat::Float(self.scales.dtype()),
         };
@@ -145,6 +150,7 @@ pub fn matmul_4bit(
         zero_points: weight.zero_points.map(Tensor::as_ref),
         nested_absmax: weight.nested.map(|(absmax, _)| absmax.as_ref()),
         offset: weight.nested.map(|(_, offset)| offset.as_ref()),
+        tensor_scale: weight.tensor_scale.map(Tensor::as_ref),
         bias: bias.map(Tensor::as_ref),
         y: y.as_mut(),
         workspace: workspace.as_mut().map(Tensor::as_mut),
@@ -189,6 +195,7 @@ pub fn matmul_4bit_backward(stream: &Stream, dy: &Tensor, weight: Weight4bit<'_>
         zero_points: weight.zero_points.map(Tensor::as_ref),
         nested_absmax: weight.nested.map(|(absmax, _)| absmax.as_ref()),
         offset: weight.nested.map(|(_, offset)| offset.as_ref()),
+        tensor_scale: weight.tensor_scale.map(Tensor::as_ref),
         dx: dx.as_mut(),
         workspace: workspace.as_mut().map(Tensor::as_mut),
     };

@@ -2,7 +2,8 @@
 //!
 //! The weight is the left operand of `m16n8k16`, its rows the rows, and `x`, transposed, the right one. The common index of a product may
 //! run in any order as long as it is the same for both: of a slice of `32 words` elements each of the four lanes of a row takes
-//! `8 words` neighbours, so that it loads its codes at once. All of them share a scale, which multiplies the sums of the slice.
+//! `8 words` neighbours, so that it loads its codes at once. All of them share a scale, which multiplies the sums of the slice; of e4m3 scales,
+//! which are of 16 elements, each lane has its own, which multiplies its numbers.
 //!
 //! A byte of codes is looked up in a table of pairs in shared memory, of which each lane has a copy in a bank of its own.
 //!
@@ -50,10 +51,10 @@ struct Slice<'k> {
 }
 warpwright_dsl::carry!(Slice { codes, scales });
 
-/// The rows of a lane in a tile of 16: pairs of both, and their scales.
+/// The rows of a lane in a tile of 16: pairs of both, and the scales of their sums, where these are scaled.
 struct WeightTile<'k> {
     pairs: [Vec<U32<'k>>; 2],
-    scales: [F32<'k>; 2],
+    scales: Option<[F32<'k>; 2]>,
 }
 
 impl<'k> WeightTile<'k> {
@@ -89,6 +90,9 @@ struct Block<'k> {
     kernel: Stream,
     decoder: super::scales::Decoder<'k>,
     table: PairTable<'k>,
+    /// Of e4m3 scales, the bytes of a slice's that are the lane's, and the factor of all sums.
+    selector: Option<U32<'k>>,
+    tensor_scale: Option<F32<'k>>,
     sums: Ptr<'k, Shared, f32>,
     /// The lane's elements of the rows of `x`.
     x: Vec<Ptr<'k, Shared, u32>>,
@@ -145,6 +149,11 @@ impl KernelDef for Stream {
             kernel: *self,
             decoder: self.groups.decoder_with(p.scale, map),
             table: PairTable { k, dtype: self.dtype, copy: at.at(lane << 2) },
+            selector: self.groups.scales_numbers().then(|| {
+                let byte = if config.words == 2 { quad } else { quad >> 1 };
+                (byte * 0x11) | 0x4400
+            }),
+            tensor_scale: self.groups.tensor_scale(p.scale),
             sums,
             x: (0..config.col_tiles).map(of_lane).collect(),
             warp,
@@ -276,6 +285,9 @@ impl<'k> Block<'k> {
                 lanes.into_iter().collect()
             };
             let scale = |group: &U32<'k>| {
+                if self.selector.is_some() {
+                    return decoder.load_e4m3(*group, slice, config.slice());
+                }
                 decoder.load_slice(*group, slice, (!self.kernel.fine).then_some(self.p.group_shift))
             };
             Slice { codes: codes.iter().map(words).collect(), scales: groups.iter().map(scale).collect() }
@@ -312,16 +324,21 @@ impl<'k> Block<'k> {
         let mut out = sums.to_vec();
         for (col, x) in self.x.iter().enumerate() {
             let x = self.fragments(x.at(at).at(u64::from(slice * config.slice() / 2)), atom);
-            let chain = |a: &dyn Fn(usize) -> Fragment<'k, MatrixA>| {
-                let zero = Accumulator::zero(k, atom);
-                x.iter().enumerate().fold(zero, |sum, (step, b)| sum.mma(&a(step), b))
-            };
             for (tile, weight) in tiles.iter().enumerate() {
-                let product = chain(&|step| weight.fragment(k, atom, step));
                 let first = (tile * config.col_tiles as usize + col) * 4;
-                for (i, (product, sum)) in product.lanes().iter().zip(&mut out[first..first + 4]).enumerate()
-                {
-                    let more = product.mul_add(weight.scales[i / 2], *sum);
+                let sums = &mut out[first..first + 4];
+                let zero = Accumulator::zero(k, atom);
+                // Sums that may be thrown away are no start.
+                let continued = weight.scales.is_none() && there.is_none();
+                let start = if continued { zero.like(Lanes::from(sums.to_vec())) } else { zero };
+                let steps = x.iter().enumerate();
+                let product = steps.fold(start, |sum, (step, b)| sum.mma(&weight.fragment(k, atom, step), b));
+                for (i, (product, sum)) in product.lanes().iter().zip(sums).enumerate() {
+                    let more = match weight.scales {
+                        Some(scales) => product.mul_add(scales[i / 2], *sum),
+                        None if continued => product,
+                        None => product + *sum,
+                    };
                     *sum = there.map_or(more, |there| there.select(more, *sum));
                 }
             }
@@ -329,17 +346,22 @@ impl<'k> Block<'k> {
         out
     }
 
-    /// The pairs of a tile of rows, less their zero points, and the scale of each of the lane's rows.
+    /// The pairs of a tile of rows, less their zero points, and the scale of each of the lane's rows, unless they have been multiplied by it.
     fn decoded(&self, loaded: &Slice<'k>, tile: usize) -> WeightTile<'k> {
         let pairs = |half: usize| {
             let (codes, scale) = (&loaded.codes[2 * tile + half], &loaded.scales[2 * tile + half]);
             let zero = self.decoder.zero_point(scale).map(|zero| self.table.minus(zero));
             let pair =
                 |word: &U32<'k>, byte: u32| self.table.less(self.table.pair(*word, 0x4440 | byte), zero);
-            codes.iter().flat_map(|word| (0..4).map(|byte| pair(word, byte)).collect::<Vec<_>>()).collect()
+            let pairs = codes.iter().flat_map(|word| (0..4).map(|byte| pair(word, byte)).collect::<Vec<_>>());
+            let Some(selector) = self.selector else {
+                return pairs.collect();
+            };
+            let scale = self.decoder.halves(scale, selector, self.kernel.dtype);
+            pairs.map(|pair| self.table.times(pair, scale)).collect()
         };
         let scale = |half: usize| self.decoder.scale(self.k, &loaded.scales[2 * tile + half]);
-        WeightTile { pairs: [0, 1].map(pairs), scales: [0, 1].map(scale) }
+        WeightTile { pairs: [0, 1].map(pairs), scales: self.selector.is_none().then(|| [0, 1].map(scale)) }
     }
 
     /// The lane's elements of a slice of eight rows of `x`.
@@ -386,6 +408,7 @@ impl<'k> Block<'k> {
         let (k, p) = (self.k, self.p);
         let times = self.kernel.groups.format.times(self.kernel.dtype);
         let sum = if times == 1.0 { sum } else { sum * times.recip() };
+        let sum = self.tensor_scale.map_or(sum, |factor| sum * factor);
         let sum = if self.kernel.bias { sum + p.bias.at(column).get::<f32>() } else { sum };
         let row = if self.kernel.parts { row + k.block_idx_y() * p.m } else { row };
         p.y.at(row.mul_wide(p.n) + column.to_u64()).set(sum);

@@ -9,10 +9,14 @@
 //! | `int4` | `[n, ceil(k / 2)]`, low nibble first | `[n, ceil(k / group_size)]` | `(code - 8) * scale` |
 //! | `int4_asymmetric` | the same | the same, and u8 zero points of the same shape | `(code - zero_point) * scale` |
 //! | `mxfp4` | the same | e8m0 bytes, `[n, ceil(k / 32)]` | `e2m1[code] * 2^(scale - 127)` |
+//! | `nvfp4` | the same | e4m3, `[n, ceil(k / 16)]`, and an f32 `tensor_scale` | `e2m1[code] * scale * tensor_scale` |
 //!
 //! `nf4` and `fp4` are bitsandbytes' ([`quantize`](crate::quantize)), whose scales may be nested: u8 codes with f32 maxima of 256 of them and
 //! an offset, decoded as [`quantize::nested`](crate::quantize::nested) says. `int4` is `weight_packed` and `weight_scale` of
 //! compressed-tensors, an i32 being four bytes; a `group_size` of at least `k` is one scale for a row. Scales are f32, f16 or bf16.
+//!
+//! `tensor_scale` of `nvfp4` is a factor: `weight_scale_2` of ModelOpt's files, and one over `weight_global_scale` of those of
+//! compressed-tensors (nvfp4-pack-quantized), which divides. Codes and scales are the same tensors in both.
 //!
 //! Sums are f32. Rows of f16 or bf16 are multiplied as the weight is read:
 //!
@@ -20,16 +24,19 @@
 //!   `nf4` and exactly for the others, and scales multiply sums of a slice of 64 or 32 elements in f32.
 //! - On sm_90 up to [`MAX_DECODED_ROWS`](tuning::MAX_DECODED_ROWS) rows, of which more than 64 are multiplied by numbers that are scaled and rounded
 //!   to the type of `x`; for a `k` that is a multiple of 256.
+//! - Numbers of `nvfp4` times their e4m3 scales are exact in either type, whatever the number of rows; `tensor_scale` multiplies sums in f32. Before
+//!   that they are up to 2688 times an element of `x` for each term, so that of bf16 they are infinite where `x` is near the end of its range.
 //!
-//! Both need a `k` of at least 128 and a `group_size` that are multiples of 32, the latter a power of two or a row, and tensors at multiples of
-//! 16 bytes. Tensors elsewhere, and other shapes of up to [`MAX_SIMT_ROWS`](tuning::MAX_SIMT_ROWS) rows, odd `k` among them, are multiplied in
+//! All need a `k` of at least 128 and, but for `nvfp4`, a `group_size` that are multiples of 32, the latter a power of two or a row, and tensors at
+//! multiples of 16 bytes. Tensors elsewhere, and other shapes of up to [`MAX_SIMT_ROWS`](tuning::MAX_SIMT_ROWS) rows, odd `k` among them, are multiplied in
 //! f32 on the ordinary units, which takes several times as long, and of many rows far longer. In all other cases the weight is expanded to the
 //! type of `x` in the workspace, rounded once, and multiplied by [`gemm`](crate::gemm), so is the gradient `dx = dy W`.
 //!
 //! A NaN scale makes the results of its row NaN; an infinite one makes them infinite or NaN. The order of the sums depends on shapes and
 //! target alone. A `k` of 0 gives the bias.
 //!
-//! Sources: QLoRA (Dettmers et al. 2023, arXiv:2305.14314) and bitsandbytes' `matmul_4bit`; OCP Microscaling Formats 1.0.
+//! Sources: QLoRA (Dettmers et al. 2023, arXiv:2305.14314) and bitsandbytes' `matmul_4bit`; OCP Microscaling Formats 1.0; NVFP4: Pretraining Large
+//! Language Models with NVFP4 (NVIDIA 2025, arXiv:2509.25149), OCP 8-bit Floating Point Specification 1.0.
 
 mod expand;
 mod format;
@@ -75,13 +82,14 @@ const MAX_LAYERS: usize = 65_535;
 pub struct Weight4bitDesc {
     /// The numbers of codes, and how codes lie.
     pub format: WeightFormat,
-    /// How scales are stored: [`ScaleFormat::E8m0`] for [`WeightFormat::Mxfp4`]; nested for NF4 and FP4 only.
+    /// How scales are stored: [`ScaleFormat::E8m0`] for [`WeightFormat::Mxfp4`], [`ScaleFormat::E4m3`] for [`WeightFormat::Nvfp4`]; nested for NF4
+    /// and FP4 only.
     pub scale: ScaleFormat,
     /// Rows: features of the result.
     pub n: usize,
     /// Columns: features of `x`.
     pub k: usize,
-    /// Elements that share a scale; 32 for [`WeightFormat::Mxfp4`].
+    /// Elements that share a scale; 32 for [`WeightFormat::Mxfp4`], 16 for [`WeightFormat::Nvfp4`].
     pub group_size: usize,
 }
 
@@ -124,6 +132,8 @@ tensors! {
         nested_absmax: Option<In>,
         /// f32, one element, where scales are nested.
         offset: Option<In>,
+        /// f32, one element, beside e4m3 scales: a factor of every number.
+        tensor_scale: Option<In>,
         /// `[n]`.
         bias: Option<In>,
         /// `[m, n]`.
@@ -148,6 +158,8 @@ tensors! {
         nested_absmax: Option<In>,
         /// f32, one element, where scales are nested.
         offset: Option<In>,
+        /// f32, one element, beside e4m3 scales: a factor of every number.
+        tensor_scale: Option<In>,
         /// `[m, k]`.
         dx: Out,
         /// Scratch memory.
@@ -163,6 +175,7 @@ pub(crate) const fn op(format: WeightFormat) -> &'static str {
         WeightFormat::Int4 => "matmul_4bit_int4",
         WeightFormat::Int4Asymmetric => "matmul_4bit_int4_asymmetric",
         WeightFormat::Mxfp4 => "matmul_4bit_mxfp4",
+        WeightFormat::Nvfp4 => "matmul_4bit_nvfp4",
     }
 }
 
@@ -178,6 +191,7 @@ impl Weight4bitDesc {
     pub const fn new(format: WeightFormat, [n, k]: [usize; 2], group_size: usize) -> Self {
         let scale = match format {
             WeightFormat::Mxfp4 => ScaleFormat::E8m0,
+            WeightFormat::Nvfp4 => ScaleFormat::E4m3,
             _ => ScaleFormat::Float(DType::F32),
         };
         Self { format, scale, n, k, group_size }
@@ -236,17 +250,19 @@ impl Weight4bitDesc {
                 "such that there are less than 2^32 scales",
             ));
         }
+        let fixed = self.format.fixed_group_size();
         let fits = match self.scale {
-            ScaleFormat::Float(dtype) => self.format != WeightFormat::Mxfp4 && DTYPES.contains(&dtype),
+            ScaleFormat::Float(dtype) => fixed.is_none() && DTYPES.contains(&dtype),
             ScaleFormat::Nested => self.format.is_flat(),
             ScaleFormat::E8m0 => self.format == WeightFormat::Mxfp4,
+            ScaleFormat::E4m3 => self.format == WeightFormat::Nvfp4,
         };
         if !fits {
-            let expected = "f32, f16 or bf16, nested for nf4 and fp4, e8m0 for mxfp4";
+            let expected = "f32, f16 or bf16, nested for nf4 and fp4, e8m0 for mxfp4, e4m3 for nvfp4";
             return Err(self.refused("scale", self.scale.name(), expected));
         }
-        if self.format == WeightFormat::Mxfp4 && self.group_size != 32 {
-            return Err(self.refused("group_size", self.group_size, "32 for mxfp4"));
+        if fixed.is_some_and(|size| size != self.group_size) {
+            return Err(self.refused("group_size", self.group_size, "32 for mxfp4, 16 for nvfp4"));
         }
         Ok(())
     }
@@ -255,8 +271,8 @@ impl Weight4bitDesc {
         Groups { format: self.format, scale: self.scale }
     }
 
-    /// Elements of the tensors of scales: scales, zero points, maxima and offset, with 0 for those that are absent.
-    fn scale_lengths(&self) -> [usize; 4] {
+    /// Elements of the tensors of scales: scales, zero points, maxima, offset and the scale of the whole, with 0 for those that are absent.
+    fn scale_lengths(&self) -> [usize; 5] {
         let groups = self.group_count();
         let nested = self.scale == ScaleFormat::Nested;
         [
@@ -264,7 +280,13 @@ impl Weight4bitDesc {
             if self.format.has_zero_points() { groups } else { 0 },
             if nested { groups.div_ceil(BLOCK) } else { 0 },
             usize::from(nested),
+            usize::from(self.scale == ScaleFormat::E4m3),
         ]
+    }
+
+    /// The factors of scales that are codes.
+    fn factors(&self, [nested_absmax, tensor_scale]: [In<f32>; 2]) -> In<f32> {
+        if self.scale == ScaleFormat::E4m3 { tensor_scale } else { nested_absmax }
     }
 
     /// The launch that writes the weight as a matrix of `dtype`.
@@ -322,13 +344,14 @@ impl Matmul4bitDesc {
         op(self.weight.format)
     }
 
-    fn slots() -> WeightSlots {
+    fn slots(&self) -> WeightSlots {
+        let factors = [Matmul4bitArgs::nested_absmax.arg(), Matmul4bitArgs::tensor_scale.arg()];
         WeightSlots {
             weight: Matmul4bitArgs::weight.arg(),
             scale: ScaleArgs {
                 scales: Matmul4bitArgs::scales.arg(),
                 zero_points: Matmul4bitArgs::zero_points.arg(),
-                nested_absmax: Matmul4bitArgs::nested_absmax.arg(),
+                nested_absmax: self.weight.factors(factors),
                 offset: Matmul4bitArgs::offset.arg(),
             },
         }
@@ -365,7 +388,7 @@ impl Matmul4bitDesc {
             for alignment in [WIDE, 1] {
                 let (steps, bytes) = expanded(
                     (target, alignment),
-                    (weight, &Self::slots()),
+                    (weight, &self.slots()),
                     &GemmDesc {
                         bias: self.bias,
                         ..GemmDesc::new(dtype, [self.m, weight.n, weight.k], false, true)
@@ -392,7 +415,7 @@ impl Matmul4bitDesc {
             let steps = if work { vec![self.simt(target)?] } else { Vec::new() };
             variants.push(Variant { alignment: 1, steps });
         }
-        let [scales, zero_points, nested_absmax, offset] = weight.scale_lengths();
+        let [scales, zero_points, nested_absmax, offset, tensor_scale] = weight.scale_lengths();
         let tensors = Matmul4bitArgs::specs([
             Matmul4bitArgs::x.holds(dtype, self.m * weight.k),
             Matmul4bitArgs::weight.holds(DType::U8, weight.code_bytes()),
@@ -404,6 +427,7 @@ impl Matmul4bitDesc {
                 .holds(DType::F32, nested_absmax)
                 .optional(weight.scale == ScaleFormat::Nested),
             Matmul4bitArgs::offset.holds(DType::F32, offset).optional(weight.scale == ScaleFormat::Nested),
+            Matmul4bitArgs::tensor_scale.holds(DType::F32, tensor_scale).optional(tensor_scale > 0),
             Matmul4bitArgs::bias.holds(dtype, weight.n).optional(self.bias),
             Matmul4bitArgs::y.holds(dtype, self.m * weight.n),
             Matmul4bitArgs::workspace.scratch(DType::U8, scratch),
@@ -417,10 +441,10 @@ impl Matmul4bitDesc {
         let (op, weight, several) = (self.op(), &self.weight, parts > 1);
         let groups = weight.group_format();
         let bias = self.bias && !several;
-        let WeightSlots { weight: codes, scale } = Self::slots();
+        let WeightSlots { weight: codes, scale } = self.slots();
         let (pitch, size) = weight.groups();
         let slice = config.slice() as usize;
-        let fine = size == slice;
+        let fine = size <= slice;
         let kernel = kernel::Stream { dtype: self.dtype, groups, config, fine, bias, parts: several };
         let x_pitch = config.x_pitch(part);
         let args = kernel::StreamArgs {
@@ -435,7 +459,7 @@ impl Matmul4bitDesc {
             part,
             x_pitch,
             group_pitch: small(pitch / slice),
-            group_shift: (size / slice).trailing_zeros(),
+            group_shift: size.div_ceil(slice).trailing_zeros(),
         };
         let shared = config.fixed_bytes(groups.is_nested()) + small(self.m) * x_pitch;
         let recorded = plan::recorded(op, &kernel, target)?;
@@ -452,14 +476,14 @@ impl Matmul4bitDesc {
     ) -> Result<(Vec<LaunchStep>, usize), PlanError> {
         let tuning::Warpgroups { config, chunks, part, parts, across, tiles, blocks } = choice;
         let (op, weight, several) = (self.op(), &self.weight, parts > 1);
-        let WeightSlots { weight: codes, scale } = Self::slots();
+        let WeightSlots { weight: codes, scale } = self.slots();
         let (pitch, size) = weight.groups();
         let slice = config.slice as usize;
         let kernel = warpgroup::Warpgroup {
             dtype: self.dtype,
             groups: weight.group_format(),
             config,
-            fine: size == slice,
+            fine: size <= slice,
             bias: self.bias && !several,
             parts: several,
         };
@@ -481,7 +505,7 @@ impl Matmul4bitDesc {
             across,
             tiles,
             group_pitch: small(pitch / slice),
-            group_shift: (size / slice).trailing_zeros(),
+            group_shift: size.div_ceil(slice).trailing_zeros(),
         };
         let recorded = plan::recorded(op, &kernel, Target::specific(target.sm))?;
         let mut steps =
@@ -522,7 +546,7 @@ impl Matmul4bitDesc {
         let (pitch, size) = weight.groups();
         let shifts = size.is_power_of_two();
         let kernel = simt::Simt { dtype: self.dtype, groups: weight.group_format(), shifts, bias: self.bias };
-        let WeightSlots { weight: codes, scale } = Self::slots();
+        let WeightSlots { weight: codes, scale } = self.slots();
         let args = simt::SimtArgs {
             x: Matmul4bitArgs::x.arg(),
             weight: codes,
@@ -592,7 +616,7 @@ impl Operation for Matmul4bitBackwardDesc {
             scale: ScaleArgs {
                 scales: Args::scales.arg(),
                 zero_points: Args::zero_points.arg(),
-                nested_absmax: Args::nested_absmax.arg(),
+                nested_absmax: weight.factors([Args::nested_absmax.arg(), Args::tensor_scale.arg()]),
                 offset: Args::offset.arg(),
             },
         };
@@ -614,7 +638,7 @@ impl Operation for Matmul4bitBackwardDesc {
             }
             variants.push(Variant { alignment, steps });
         }
-        let [scales, zero_points, nested_absmax, offset] = weight.scale_lengths();
+        let [scales, zero_points, nested_absmax, offset, tensor_scale] = weight.scale_lengths();
         let nested = weight.scale == ScaleFormat::Nested;
         let tensors = Args::specs([
             Args::dy.holds(dtype, self.m * weight.n),
@@ -623,6 +647,7 @@ impl Operation for Matmul4bitBackwardDesc {
             Args::zero_points.holds(DType::U8, zero_points).optional(weight.format.has_zero_points()),
             Args::nested_absmax.holds(DType::F32, nested_absmax).optional(nested),
             Args::offset.holds(DType::F32, offset).optional(nested),
+            Args::tensor_scale.holds(DType::F32, tensor_scale).optional(tensor_scale > 0),
             Args::dx.holds(dtype, self.m * weight.k),
             Args::workspace.scratch(DType::U8, scratch),
         ]);

@@ -10,12 +10,14 @@ use crate::quantize::tables::dynamic_map;
 pub struct Operand<'a> {
     /// Bytes of codes.
     pub codes: &'a [u8],
-    /// Scales, or their codes.
+    /// Scales, or their codes; of e4m3 the numbers that these stand for.
     pub scales: &'a [f64],
     /// One a group; empty for formats without.
     pub zero_points: &'a [u8],
     /// Maxima of nested scales, and their offset; empty and 0 where there are none.
     pub nested: (&'a [f64], f64),
+    /// The scale of the whole weight beside e4m3 scales; 1 where there is none.
+    pub tensor_scale: f64,
 }
 
 /// Scale `group`, in f32 where nested scales are.
@@ -30,6 +32,7 @@ fn scale(desc: &Weight4bitDesc, w: Operand<'_>, group: usize) -> f64 {
         }
         ScaleFormat::E8m0 if stored == 255.0 => f64::NAN,
         ScaleFormat::E8m0 => 2f64.powi(stored as i32 - 127),
+        ScaleFormat::E4m3 => stored * w.tensor_scale,
     }
 }
 

@@ -37,10 +37,7 @@ fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
     let side = asked.len.isqrt().max(1);
     let [n, k] = [o.n(), o.k()].map(|extent| extent.unwrap_or(side));
     let m = o.m().unwrap_or(1);
-    let group_size = match format {
-        WeightFormat::Mxfp4 => 32,
-        _ => o.block_size().unwrap_or(64),
-    };
+    let group_size = format.fixed_group_size().unwrap_or_else(|| o.block_size().unwrap_or(64));
     let mut weight = Weight4bitDesc::new(format, [n, k], group_size);
     if format.is_flat() && o.nested().is_some() {
         weight.scale = ScaleFormat::Nested;
@@ -57,6 +54,7 @@ fn scales(format: WeightFormat) -> Vec<ScaleFormat> {
     let floats = DTYPES.map(ScaleFormat::Float);
     match format {
         WeightFormat::Mxfp4 => vec![ScaleFormat::E8m0],
+        WeightFormat::Nvfp4 => vec![ScaleFormat::E4m3],
         WeightFormat::Nf4 | WeightFormat::Fp4 => vec![floats[0], ScaleFormat::Nested],
         _ => floats.to_vec(),
     }
@@ -70,8 +68,8 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
     for scale in scales(format) {
         let groups = Groups { format, scale };
         for shifts in [true, false] {
-            // Whole groups are of 32.
-            if format == WeightFormat::Mxfp4 && !shifts {
+            // Of one size, which is a power of two.
+            if format.fixed_group_size().is_some() && !shifts {
                 continue;
             }
             for width in [8, 1] {
@@ -114,8 +112,8 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
 fn ends(format: WeightFormat, first: bool) -> Vec<[bool; 3]> {
     let of_results: &[[bool; 2]] =
         if first { &[[false, false], [true, false], [false, true]] } else { &[[false, false]] };
-    // Groups of mxfp4 are a slice.
-    let fine: &[bool] = if format == WeightFormat::Mxfp4 { &[true] } else { &[true, false] };
+    // Groups of one size are a slice or less.
+    let fine: &[bool] = if format.fixed_group_size().is_some() { &[true] } else { &[true, false] };
     let with = |[bias, parts]: &[bool; 2]| fine.iter().map(|fine| [*fine, *bias, *parts]).collect::<Vec<_>>();
     of_results.iter().flat_map(with).collect()
 }
@@ -123,8 +121,14 @@ fn ends(format: WeightFormat, first: bool) -> Vec<[bool; 3]> {
 /// Kernels of each configuration of warpgroups; with and without bias and parts in one of them.
 fn warpgroup_kernels(op: &'static str, dtype: DType, groups: Groups) -> Result<Vec<Kernel>, PlanError> {
     let mut all = Vec::new();
-    let of_groups = groups.format == WeightFormat::Mxfp4;
-    let configs = tuning::warpgroup_configs().into_iter().filter(|config| !of_groups || config.slice == 32);
+    let slice = match groups.format {
+        WeightFormat::Mxfp4 => Some(32),
+        WeightFormat::Nvfp4 => Some(64),
+        _ => None,
+    };
+    let configs = tuning::warpgroup_configs()
+        .into_iter()
+        .filter(|config| slice.is_none_or(|slice| config.slice == slice));
     for (i, config) in configs.enumerate() {
         for [fine, bias, parts] in ends(groups.format, i == 0) {
             let kernel = warpgroup::Warpgroup { dtype, groups, config, fine, bias, parts };

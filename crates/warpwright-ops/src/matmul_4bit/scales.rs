@@ -8,7 +8,8 @@ use crate::quantize::nested::BLOCK;
 use crate::quantize::tables::dynamic_map;
 
 kernel_args! {
-    /// The tensors of scales; of some formats there are not all.
+    /// The tensors of scales; of some formats there are not all. `nested_absmax` is what scales that are codes are multiplied with: one factor for
+    /// every 256 nested ones, or one for all of e4m3.
     pub(super) struct ScaleArgs => ScaleParams {
         scales: In<Elem>, zero_points: In<u8>, nested_absmax: In<f32>, offset: In<f32>
     }
@@ -38,6 +39,7 @@ pub(super) struct Decoder<'k> {
     params: ScaleParams<'k>,
     map: Option<Map<'k>>,
     offset: Option<F32<'k>>,
+    tensor_scale: Option<F32<'k>>,
 }
 
 /// The dynamic map of nested scales.
@@ -47,6 +49,8 @@ enum Map<'k> {
     Shared(Ptr<'k, Shared, f32>),
 }
 
+/// Elements that share an e4m3 scale.
+const E4M3_GROUP: u32 = 16;
 /// Entries of the dynamic map.
 pub(super) const MAP_LEN: u32 = 256;
 
@@ -77,20 +81,32 @@ impl Groups {
         self.scale == ScaleFormat::Nested
     }
 
-    /// Reads the map from global memory.
-    pub(super) fn decoder<'k>(self, k: K<'k>, params: ScaleParams<'k>) -> Decoder<'k> {
-        let map = self.is_nested().then(|| Map::Global(global_map(k)));
-        Decoder { groups: self, params, map, offset: self.is_nested().then(|| params.offset.get()) }
+    /// Whether scales multiply numbers in the type of `x`, which is exact of these, and not sums: a slice has one for every 16 elements.
+    pub(super) fn scales_numbers(self) -> bool {
+        self.scale == ScaleFormat::E4m3
     }
 
-    /// Reads the map from where [`fill_map`] has put it.
+    /// The factor of all sums of numbers that have been multiplied by their scales.
+    pub(super) fn tensor_scale(self, params: ScaleParams<'_>) -> Option<F32<'_>> {
+        self.scales_numbers().then(|| params.nested_absmax.get())
+    }
+
+    /// Reads the map from global memory. Scales are those of whole numbers.
+    pub(super) fn decoder<'k>(self, k: K<'k>, params: ScaleParams<'k>) -> Decoder<'k> {
+        let map = self.is_nested().then(|| Map::Global(global_map(k)));
+        let offset = self.is_nested().then(|| params.offset.get());
+        Decoder { groups: self, params, map, offset, tensor_scale: self.tensor_scale(params) }
+    }
+
+    /// Reads the map from where [`fill_map`] has put it. Scales lack the [`tensor_scale`](Self::tensor_scale).
     pub(super) fn decoder_with<'k>(
         self,
         params: ScaleParams<'k>,
         map: Option<Ptr<'k, Shared, f32>>,
     ) -> Decoder<'k> {
         let map = map.map(Map::Shared);
-        Decoder { groups: self, params, map, offset: self.is_nested().then(|| params.offset.get()) }
+        let offset = self.is_nested().then(|| params.offset.get());
+        Decoder { groups: self, params, map, offset, tensor_scale: None }
     }
 }
 
@@ -129,7 +145,7 @@ impl<'k> Decoder<'k> {
                 loaded.words.push(byte(p.scales.cast()));
                 loaded.absmax.push(p.nested_absmax.at((group + after) / BLOCK as u32).get());
             }
-            ScaleFormat::E8m0 => loaded.words.push(byte(p.scales.cast())),
+            ScaleFormat::E8m0 | ScaleFormat::E4m3 => loaded.words.push(byte(p.scales.cast())),
         }
         if self.groups.format.has_zero_points() {
             loaded.words.push(byte(p.zero_points));
@@ -144,6 +160,48 @@ impl<'k> Decoder<'k> {
             None => self.load(first, slice),
             Some(shift) => self.load((first + slice) >> shift, 0),
         }
+    }
+
+    /// Loads the e4m3 scales of slice `slice` of `len` elements behind `first`, of which a word has four or two.
+    pub(super) fn load_e4m3(&self, first: U32<'k>, slice: u32, len: u32) -> Loaded<'k> {
+        let (scales, behind) = (self.params.scales, u64::from(slice));
+        let word = match len / E4M3_GROUP {
+            4 => scales.cast::<u32>().at(first).at(behind).get(),
+            _ => scales.cast::<u16>().at(first).at(behind).get(),
+        };
+        Loaded { words: vec![word], absmax: Vec::new() }
+    }
+
+    /// The same of four slices of 64 elements from `first` on, where that is a multiple of four.
+    pub(super) fn load_e4m3_vector(&self, first: U32<'k>) -> Vec<Loaded<'k>> {
+        let words = self.params.scales.cast::<u32>().at(first).load::<u32>(4);
+        words.into_iter().map(|word| Loaded { words: vec![word], absmax: Vec::new() }).collect()
+    }
+
+    /// One of the e4m3 scales that were loaded, in both halves of a word of `dtype`: the byte that the last two digits of `selector` name, whose
+    /// others are those of zeros.
+    pub(super) fn halves(
+        &self,
+        loaded: &Loaded<'k>,
+        selector: impl Source<'k, u32>,
+        dtype: DType,
+    ) -> Halves<'k> {
+        let pair = Halves::from_e4m3(loaded.words[0].permute(0, selector));
+        if dtype == DType::F16 {
+            return pair;
+        }
+        let [scale, _] = pair.widen();
+        Halves::from_word(scale.pack_with(scale, dtype), dtype)
+    }
+
+    /// All four, each in both halves of a word of `dtype`.
+    pub(super) fn all_halves(&self, loaded: &Loaded<'k>, dtype: DType) -> Vec<Halves<'k>> {
+        if dtype == DType::F16 {
+            return [0x4400, 0x4411, 0x4422, 0x4433].map(|byte| self.halves(loaded, byte, dtype)).into();
+        }
+        let pairs = [loaded.words[0], loaded.words[0] >> 16].map(|bytes| Halves::from_e4m3(bytes).widen());
+        let scales = pairs.into_iter().flatten();
+        scales.map(|scale| Halves::from_word(scale.pack_with(scale, dtype), dtype)).collect()
     }
 
     /// The scale.
@@ -167,6 +225,10 @@ impl<'k> Decoder<'k> {
                 let exponent = loaded.words[0];
                 let bits = exponent.eq(0).select(k.lit(1u32 << 22), exponent << 23);
                 F32::from_bits(exponent.eq(255).select(k.lit(f32::NAN.to_bits()), bits))
+            }
+            ScaleFormat::E4m3 => {
+                let [scale, _] = Halves::from_e4m3(loaded.words[0]).widen();
+                self.tensor_scale.map_or(scale, |factor| scale * factor)
             }
         }
     }

@@ -55,6 +55,11 @@ impl<'k> PairTable<'k> {
         }
     }
 
+    /// `pair` times a scale that is in both halves of a word.
+    pub(super) fn times(&self, pair: U32<'k>, scale: Halves<'k>) -> U32<'k> {
+        self.halves(pair).times(scale).word()
+    }
+
     /// A zero point with a minus sign, twice.
     pub(super) fn minus(&self, zero: F32<'k>) -> Halves<'k> {
         if self.dtype == DType::BF16 {

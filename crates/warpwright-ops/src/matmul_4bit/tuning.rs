@@ -148,14 +148,9 @@ impl WarpgroupConfig {
         128 * (self.groups + 1)
     }
 
-    /// Whether scales multiply numbers, and not sums.
+    /// Whether scales that are of a slice multiply numbers, and not sums.
     pub(super) const fn scales_weights(self) -> bool {
         self.cols > 64
-    }
-
-    /// Type of the table of pairs, where `x` has `dtype`: f16 where they are scaled, as it has more digits.
-    pub(super) fn table_dtype(self, dtype: DType) -> DType {
-        if self.scales_weights() { DType::F16 } else { dtype }
     }
 
     /// Registers of a thread that copies, and of one that multiplies.
@@ -298,11 +293,12 @@ pub(super) fn suits(desc: &Matmul4bitDesc, target: Target, config: StreamConfig)
     atom && whole && is_sliced(desc, slice) && cols == config.col_tiles as usize
 }
 
-/// Whether there is a product of 16-bit numbers whose scales are of whole slices.
+/// Whether there is a product of 16-bit numbers whose scales are of whole slices, or e4m3 ones, of which a slice has several.
 fn is_sliced(desc: &Matmul4bitDesc, slice: u32) -> bool {
     let half = matches!(desc.dtype, DType::F16 | DType::BF16);
     let (_, group) = desc.weight.groups();
-    half && desc.m > 0 && group.is_power_of_two() && group.is_multiple_of(slice as usize)
+    let several = desc.weight.scale == ScaleFormat::E4m3;
+    half && desc.m > 0 && group.is_power_of_two() && (several || group.is_multiple_of(slice as usize))
 }
 
 /// The launch with a configuration, if what it needs fits shared memory.
@@ -344,7 +340,9 @@ pub fn warpgroup_configs() -> Vec<WarpgroupConfig> {
 /// Whether warpgroups multiply what is described: products of 16 bits, whole chunks, and scales of whole slices.
 pub(super) fn suits_warpgroups(desc: &Matmul4bitDesc, target: Target, config: WarpgroupConfig) -> bool {
     let whole = desc.weight.k > 0 && desc.weight.k.is_multiple_of(CHUNK as usize);
-    target.sm == 90 && whole && is_sliced(desc, config.slice)
+    // A word of e4m3 scales is of a slice of 64.
+    let sliced = desc.weight.scale != ScaleFormat::E4m3 || config.slice == 64;
+    target.sm == 90 && whole && sliced && is_sliced(desc, config.slice)
 }
 
 /// The launch of warpgroups with a configuration.

@@ -5,8 +5,8 @@
 //! four load the words, which costs no more than one does.
 //!
 //! A slice of the common dimension has one scale a row. Up to 64 rows of `x` it multiplies the sums of the slice in f32; of more that would be
-//! more than the tensor cores leave time for, and it multiplies the numbers, which are rounded then. While the tensor cores multiply a slice the
-//! codes of the next are decoded.
+//! more than the tensor cores leave time for, and it multiplies the numbers, which are rounded then. Of e4m3 scales a slice of 64 has four a row,
+//! which multiply the numbers, exactly. While the tensor cores multiply a slice the codes of the next are decoded.
 //!
 //! Blocks stay: each takes one tile of the result after the other, and copies run ahead across the end of a tile.
 
@@ -111,6 +111,16 @@ struct Block<'k> {
 }
 
 impl Warpgroup {
+    /// Whether scales multiply numbers, so that sums stay with the tensor cores.
+    fn scales_numbers(&self) -> bool {
+        self.config.scales_weights() || self.groups.scales_numbers()
+    }
+
+    /// Type of the table of pairs: f16 where they are scaled and rounded, as it has more digits.
+    fn table_dtype(&self) -> DType {
+        if self.scales_numbers() && !self.groups.scales_numbers() { DType::F16 } else { self.dtype }
+    }
+
     /// The tiles of codes and of `x` that copies bring.
     pub(super) fn tiles(&self) -> (PanelTile, PanelTile) {
         let tile =
@@ -140,7 +150,7 @@ impl KernelDef for Warpgroup {
         let x_at = codes_at + config.stages * codes.bytes();
         let table_at = x_at + config.x_stages * x.bytes();
         let map_at = table_at + TABLE_BYTES;
-        let of_table = config.table_dtype(self.dtype);
+        let of_table = self.table_dtype();
         table::fill(k, (self.groups.format, of_table), k.shared_at(table_at), config.threads());
         let map = self.groups.is_nested().then(|| k.shared_at::<f32>(map_at));
         map.into_iter().for_each(|map| fill_map(k, map));
@@ -245,9 +255,10 @@ impl<'k> Block<'k> {
     fn multiply(&self) {
         let k = self.k;
         let start = (self.codes_pipeline.start(k), self.x_pipeline.start(k));
+        let tensor_scale = self.kernel.groups.tensor_scale(self.p.scale);
         self.for_each_tile(start, |tile, state| {
             let (state, sums) = self.sums(&tile, state);
-            self.finish(&tile, &sums);
+            self.finish(&tile, &sums, tensor_scale);
             state
         });
     }
@@ -266,7 +277,7 @@ impl<'k> Block<'k> {
         let a = self.decoded(&self.words(codes, 0), &loaded[..2]);
         let ahead = Ahead { codes, x, before: x, a, words: self.words(codes, 1), loaded };
         let chunks = k.range(0, tile.chunks, 1);
-        let (ahead, sums) = if config.scales_weights() {
+        let (ahead, sums) = if self.kernel.scales_numbers() {
             let zeros = WarpgroupSums::zero_of(k, config.cols, self.kernel.dtype);
             let (ahead, sums) = k.fold(chunks, (ahead, zeros), |chunk, (ahead, sums)| {
                 let ahead = self.chunk(tile, &groups, chunk, ahead, |_, a, b| {
@@ -373,6 +384,12 @@ impl<'k> Block<'k> {
     fn load_scales(&self, groups: &[U32<'k>; 2], chunk: U32<'k>) -> Vec<Loaded<'k>> {
         let slices = CHUNK / self.kernel.config.slice;
         let firsts = groups.map(|first| chunk.mul_add(slices, first));
+        if self.kernel.groups.scales_numbers() {
+            let rows = firsts.map(|first| self.decoder.load_e4m3_vector(first));
+            return (0..slices as usize)
+                .flat_map(|slice| rows.each_ref().map(|row| row[slice].clone()))
+                .collect();
+        }
         let shift = (!self.kernel.fine).then_some(self.p.group_shift);
         (0..slices)
             .flat_map(|slice| firsts.map(|first| self.decoder.load_slice(first, slice, shift)))
@@ -402,7 +419,12 @@ impl<'k> Block<'k> {
         let of_row = |(words, loaded): (&[U32<'k>], &Loaded<'k>)| -> Vec<U32<'k>> {
             let minus = self.decoder.zero_point(loaded).map(|zero| self.table.minus(zero));
             let pairs = words.iter().map(|word| self.table.less(self.table.pair(*word, selector), minus));
-            if !self.kernel.config.scales_weights() {
+            if self.kernel.groups.scales_numbers() {
+                // A lane has a pair of every eight elements.
+                let scales = self.decoder.all_halves(loaded, self.table.dtype);
+                return pairs.enumerate().map(|(i, pair)| self.table.times(pair, scales[i / 2])).collect();
+            }
+            if !self.kernel.scales_numbers() {
                 return pairs.collect();
             }
             let scale = self.decoder.scale(k, loaded);
@@ -421,7 +443,7 @@ impl<'k> Block<'k> {
     }
 
     /// Stores the results of a tile. Neighbours along a row of `y` are rows of the sums, so these are turned in shared memory.
-    fn finish(&self, tile: &Tile<'k>, sums: &[F32<'k>]) {
+    fn finish(&self, tile: &Tile<'k>, sums: &[F32<'k>], tensor_scale: Option<F32<'k>>) {
         let (k, p) = (self.k, self.p);
         let (group, thread) = (k.thread_idx() / GROUP, k.thread_idx() % GROUP);
         let turned = k.shared_at::<f32>(group.mul_add(TURNED_BYTES, self.turned));
@@ -430,9 +452,8 @@ impl<'k> Block<'k> {
         let (col, first) = (thread / (GROUP_ROWS / VECTOR), thread % (GROUP_ROWS / VECTOR) * VECTOR);
         let from = turned.at(col.mul_add(TURNED_PITCH, first));
         let column = tile.row + group * GROUP_ROWS + first;
-        let config = self.kernel.config;
-        let times =
-            if config.scales_weights() { 1.0 } else { self.kernel.groups.format.times(self.kernel.dtype) };
+        let scaled = self.kernel.scales_numbers();
+        let times = if scaled { 1.0 } else { self.kernel.groups.format.times(self.kernel.dtype) };
         for (turn, sums) in (0..).zip(sums.chunks((TURNED / 2) as usize)) {
             // The last columns have been read.
             k.barrier_of(group + MEETING, GROUP);
@@ -449,6 +470,10 @@ impl<'k> Block<'k> {
                     values
                 } else {
                     values.into_iter().map(|sum| sum * times.recip()).collect()
+                };
+                let values: Vec<F32<'k>> = match tensor_scale {
+                    Some(factor) => values.into_iter().map(|sum| sum * factor).collect(),
+                    None => values,
                 };
                 let row = if self.kernel.parts { tile.part.mul_add(p.m, result) } else { result };
                 let y = p.y.at(row.mul_wide(p.n) + column.to_u64());

@@ -13,6 +13,7 @@ use warpwright_ops::plan::{Real, TensorSpec};
 use warpwright_ops::quantize8::{Format, Scaling};
 use warpwright_ops::scaled_gemm::{Accumulation, ScaledGemmDesc};
 use warpwright_ptx::DType;
+use warpwright_ptx::float8::e4m3_value;
 use warpwright_runtime::LaunchStep;
 
 use crate::harness::{Survivor, Sweep, TARGET, plain, plans};
@@ -526,6 +527,12 @@ fn of_four_bits(format: WeightFormat, scale: Option<ScaleFormat>, configs: &[Fou
             };
             (0..specs[slot].len).map(|i| byte(i) as f64).collect()
         }
+        // The least and the greatest ones, and a NaN.
+        ("scales", DType::F8E4M3) => {
+            let last = specs[slot].len - 1;
+            let byte = |i: usize| if i == last { 0x7f } else { (i * 37 % 127) as u8 };
+            (0..specs[slot].len).map(|i| e4m3_value(byte(i))).collect()
+        }
         ("weight" | "zero_points", _) => (0..specs[slot].len).map(|i| (i * 37 % 256 % 251) as f64).collect(),
         _ => plain(specs, slot),
     };
@@ -553,7 +560,7 @@ fn of_four_bits(format: WeightFormat, scale: Option<ScaleFormat>, configs: &[Fou
             Some((FourBits::Stream(config), _)) => config.slice() as usize,
             Some((FourBits::Warpgroup(config), _)) => config.slice as usize,
         };
-        let mut weight = Weight4bitDesc::new(format, [n, k], group);
+        let mut weight = Weight4bitDesc::new(format, [n, k], format.fixed_group_size().unwrap_or(group));
         weight.scale = scale.unwrap_or(weight.scale);
         // A bias would hide the least scales.
         let bias = i % 2 == 1 && format != WeightFormat::Mxfp4;
@@ -583,4 +590,8 @@ fn defects_of_products_with_other_4_bit_weights_are_noticed() {
     };
     of_four_bits(WeightFormat::Int4Asymmetric, None, &of(2));
     of_four_bits(WeightFormat::Mxfp4, None, &of(1));
+    let groups_of_32 =
+        |config: &FourBits| matches!(config, FourBits::Warpgroup(config) if config.slice == 32);
+    let of_nvfp4 = [of(2), of(1)].concat().into_iter().filter(|config| !groups_of_32(config));
+    of_four_bits(WeightFormat::Nvfp4, None, &of_nvfp4.collect::<Vec<_>>());
 }

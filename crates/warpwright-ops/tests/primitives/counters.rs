@@ -71,7 +71,7 @@ const ROW: usize = 4096;
 /// channels, which lie one after the other, for a few elements of each. The seed of dropout has 64 bits and is the same for all lanes,
 /// which counts once for each half of a warp, and so do the numbers of an optimizer's step. Lanes that rotate two groups of heads of a token read the same row of a table. Indices are
 /// sorted by a binary search and by scattering them. Lanes that decode 4-bit weights read the scales of eight rows, of a few bytes each.
-const GATHERS: [&str; 34] = [
+const GATHERS: [&str; 36] = [
     "quantize_nested forward",
     "attention forward",
     "attention backward",
@@ -106,6 +106,8 @@ const GATHERS: [&str; 34] = [
     "matmul_4bit_int4_asymmetric backward",
     "matmul_4bit_mxfp4 forward",
     "matmul_4bit_mxfp4 backward",
+    "matmul_4bit_nvfp4 forward",
+    "matmul_4bit_nvfp4 backward",
 ];
 
 /// Products of transposed matrices of few columns, whose small tiles meet some banks twice, and a copy of such a matrix.
@@ -330,11 +332,12 @@ fn every_primitive() -> Vec<(String, Counters)> {
 /// A few rows with a weight of 4 bits, and gradients of many.
 fn four_bits(add: &mut dyn FnMut(&str, &str, Counters)) {
     for format in WeightFormat::ALL {
-        let weight = Weight4bitDesc::new(format, [128, 2048], 32);
+        let group = format.fixed_group_size().unwrap_or(32);
+        let weight = Weight4bitDesc::new(format, [128, 2048], group);
         let forward = Matmul4bitDesc { dtype: DType::BF16, m: 8, weight, bias: true };
         let forward = forward.plan(TARGET).expect("plan");
         add(forward.op(), "forward", count(&forward));
-        let weight = Weight4bitDesc::new(format, [128, 256], 32);
+        let weight = Weight4bitDesc::new(format, [128, 256], group);
         let backward = Matmul4bitBackwardDesc { dtype: DType::BF16, m: 64, weight };
         let backward = backward.plan(TARGET).expect("plan");
         add(backward.op(), "backward", count(&backward));

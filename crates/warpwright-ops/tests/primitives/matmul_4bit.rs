@@ -6,6 +6,7 @@ use warpwright_ops::matmul_4bit::{
 };
 use warpwright_ops::quantize::{NibbleOrder, Scheme, dequantize, quantize, quantize_nested};
 use warpwright_ops::{Error, Operation, PlanError};
+use warpwright_ptx::float8::e4m3_value;
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::{Device, EmulatorConfig, Tensor};
 
@@ -30,7 +31,7 @@ fn launches(desc: &Matmul4bitDesc, target: Target) -> Vec<String> {
 fn what_has_no_plan() {
     let good = desc(8, [16, 64], 64);
     let parameter = |desc: Matmul4bitDesc, name| match desc.plan(TARGET) {
-        Err(PlanError::Parameter { op: "matmul_4bit_nf4" | "matmul_4bit_mxfp4", parameter, .. }) => {
+        Err(PlanError::Parameter { op, parameter, .. }) if op.starts_with("matmul_4bit_") => {
             assert_eq!(parameter, name);
         }
         other => panic!("{name}: {other:?}"),
@@ -44,7 +45,14 @@ fn what_has_no_plan() {
     parameter(desc(1, [1, 64], 0), "group_size");
     parameter(of(Weight4bitDesc { scale: ScaleFormat::E8m0, ..good.weight }), "scale");
     parameter(of(Weight4bitDesc { scale: ScaleFormat::Float(DType::F64), ..good.weight }), "scale");
+    parameter(of(Weight4bitDesc { scale: ScaleFormat::E4m3, ..good.weight }), "scale");
     parameter(of(Weight4bitDesc::new(WeightFormat::Mxfp4, [16, 64], 64)), "group_size");
+    parameter(of(Weight4bitDesc::new(WeightFormat::Nvfp4, [16, 64], 32)), "group_size");
+    let scale = ScaleFormat::E8m0;
+    parameter(
+        of(Weight4bitDesc { scale, ..Weight4bitDesc::new(WeightFormat::Nvfp4, [16, 64], 16) }),
+        "scale",
+    );
     let e = Matmul4bitDesc { dtype: DType::F64, ..good.clone() }.plan(TARGET).expect_err("a type");
     assert!(matches!(e, PlanError::DType { tensor: "x", .. }), "{e}");
     let wide = tuning::configs().into_iter().find(|config| config.cols() == 16).expect("a configuration");
@@ -82,6 +90,15 @@ fn shapes_have_the_kernels_that_the_module_says() {
     for desc in [desc(3073, [64, 256], 64), desc(65, [64, 320], 64)] {
         let many = launches(&desc, TARGET);
         assert!(many[0].contains("_expand_") && many[1].starts_with("gemm_"), "{many:?}");
+    }
+    // Several scales a slice.
+    let of_16 = |m, k| {
+        let weight = Weight4bitDesc::new(WeightFormat::Nvfp4, [64, k], 16);
+        first(&Matmul4bitDesc { weight, ..desc(m, [64, k], 64) }, TARGET)
+    };
+    for (m, k, part) in [(1, 320, "_s64_"), (1, 352, "_s32_"), (40, 256, "_wg_s64_"), (1, 96, "_simt_")] {
+        let name = of_16(m, k);
+        assert!(name.contains("nvfp4_e4m3_bf16") && name.contains(part), "{m} {k}: {name}");
     }
     // Few tiles share out the common dimension. Of warps, what x takes of shared memory decides how many parts there are.
     for (k, part) in [(8192, "_wg_"), (8128, "_w8_")] {
@@ -177,4 +194,59 @@ fn a_row_has_the_same_result_whatever_is_in_others() {
         y.to_vec_on::<half::bf16>(&stream).expect("values")[..40].to_vec()
     };
     assert_eq!(row(1.0), row(f32::NAN));
+}
+
+/// Columns of an NVFP4 weight, one for each row of `x`: what the product stores is the number times both scales, rounded once, on every path that
+/// does not expand.
+#[test]
+fn numbers_of_nvfp4_are_exact() {
+    let device = device();
+    let stream = device.stream().expect("stream");
+    let tensor_scale = 0.37f32 / 2688.0;
+    let of_whole = Tensor::from_slice(&device, &[tensor_scale], &[1]).expect("memory");
+    // Slices of 64 and of 32, warpgroups of each width, and any size.
+    for (m, n, k) in [
+        (7usize, 40usize, 320usize),
+        (12, 40, 352),
+        (20, 40, 320),
+        (32, 70, 256),
+        (64, 70, 256),
+        (100, 70, 256),
+        (200, 70, 256),
+        (3, 9, 41),
+    ] {
+        let (pitch, groups) = (k.div_ceil(2), k.div_ceil(16));
+        let codes: Vec<u8> = (0..n * pitch).map(|i| (i * 37 % 251) as u8).collect();
+        // Every number but NaN.
+        let bytes: Vec<u8> = (0..n * groups).map(|i| (i * 11 % 254 + i * 11 % 254 / 127) as u8).collect();
+        let codes_there = Tensor::from_slice(&device, &codes, &[n, pitch]).expect("memory");
+        let scales = Tensor::from_bytes(&device, DType::F8E4M3, &bytes, &[n, groups]).expect("memory");
+        let weight = Weight4bit {
+            format: WeightFormat::Nvfp4,
+            shape: [n, k],
+            group_size: 16,
+            codes: &codes_there,
+            scales: &scales,
+            zero_points: None,
+            nested: None,
+            tensor_scale: Some(&of_whole),
+        };
+        let column = |row: usize| (row * 83 + 5) % k;
+        let one = |i: usize| half::f16::from_f32(if column(i / k) == i % k { 1.0 } else { 0.0 });
+        let x: Vec<half::f16> = (0..m * k).map(one).collect();
+        let x = Tensor::from_slice(&device, &x, &[m, k]).expect("memory");
+        let y = matmul_4bit(&stream, &x, weight, None).expect("y");
+        for (i, y) in y.to_vec_on::<half::f16>(&stream).expect("values").into_iter().enumerate() {
+            let (row, at) = (i % n, column(i / n));
+            let number =
+                WeightFormat::Nvfp4.table()[usize::from(codes[row * pitch + at / 2] >> (4 * (at % 2)) & 15)];
+            let scale = e4m3_value(bytes[row * groups + at / 16]) as f32;
+            let want = half::f16::from_f32(number * scale * tensor_scale);
+            assert_eq!(y, want, "{m} x {n} x {k}: {number} * {scale}");
+        }
+        let without = Weight4bit { tensor_scale: None, ..weight };
+        assert!(matmul_4bit(&stream, &x, without, None).is_err());
+        let as_bytes = Tensor::from_slice(&device, &bytes, &[n, groups]).expect("memory");
+        assert!(matmul_4bit(&stream, &x, Weight4bit { scales: &as_bytes, ..weight }, None).is_err());
+    }
 }

@@ -22,7 +22,7 @@ pub(crate) enum Sample {
 }
 
 /// The operations whose cases take nearly all of the time.
-const LONG: [&str; 17] = [
+const LONG: [&str; 18] = [
     "attention",
     "conv",
     "gemm",
@@ -36,6 +36,7 @@ const LONG: [&str; 17] = [
     "matmul_4bit_int4_asymmetric",
     "matmul_4bit_mxfp4",
     "matmul_4bit_nf4",
+    "matmul_4bit_nvfp4",
     "rnn",
     "scaled_gemm_e4m3",
     "scaled_gemm_e5m2",
