@@ -25,6 +25,7 @@ struct Given<'a, 'py> {
     zero_points: Maybe<'a, 'py>,
     nested_absmax: Maybe<'a, 'py>,
     offset: Maybe<'a, 'py>,
+    tensor_scale: Maybe<'a, 'py>,
 }
 
 /// A weight: what describes it, and its arrays.
@@ -35,13 +36,14 @@ struct Weight<'py> {
     zero_points: Option<Array<'py>>,
     nested_absmax: Option<Array<'py>>,
     offset: Option<Array<'py>>,
+    tensor_scale: Option<Array<'py>>,
 }
 
 impl<'py> Weight<'py> {
     fn read(call: &Call<'py>, op: &'static str, given: &Given<'_, 'py>) -> PyResult<Self> {
         let py = given.codes.py();
         let known = WeightFormat::ALL.into_iter().find(|format| format.name() == given.format);
-        let expected = "'nf4', 'fp4', 'int4', 'int4_asymmetric' or 'mxfp4'";
+        let expected = "'nf4', 'fp4', 'int4', 'int4_asymmetric', 'mxfp4' or 'nvfp4'";
         let format = known.ok_or_else(|| unknown(py, op, ("format", given.format), expected))?;
         let shape = shape_given(given.shape)?;
         let &[n, k] = shape.as_slice() else {
@@ -53,16 +55,24 @@ impl<'py> Weight<'py> {
             expect_len(&array, expected)?;
             PyResult::Ok(array)
         };
-        let scales = call.row_major(call.read(("scales", given.scales))?)?;
+        let mut scales = call.row_major(call.read(("scales", given.scales))?)?;
         let scale = match (format, scales.dtype) {
             (WeightFormat::Mxfp4, _) => {
                 scales.expect_dtype(DType::U8)?;
                 ScaleFormat::E8m0
             }
+            (WeightFormat::Nvfp4, dtype) => {
+                // Bits of e4m3 where a library has no such type.
+                if dtype == DType::U8 {
+                    scales.dtype = DType::F8E4M3;
+                }
+                scales.expect_dtype(DType::F8E4M3)?;
+                ScaleFormat::E4m3
+            }
             (WeightFormat::Nf4 | WeightFormat::Fp4, DType::U8) => ScaleFormat::Nested,
             (_, dtype) => ScaleFormat::Float(dtype),
         };
-        let group_size = if format == WeightFormat::Mxfp4 { 32 } else { given.group_size };
+        let group_size = format.fixed_group_size().unwrap_or(given.group_size);
         let desc = Weight4bitDesc { format, scale, n, k, group_size };
         let too_large = || error::shape(py, op, "shape", &[], &shape);
         n.checked_mul(k).and_then(|len| len.checked_mul(2)).ok_or_else(too_large)?;
@@ -84,12 +94,15 @@ impl<'py> Weight<'py> {
             nested_absmax: floats("nested_absmax", given.nested_absmax, groups.div_ceil(BLOCK))
                 .transpose()?,
             offset: floats("offset", given.offset, 1).transpose()?,
+            tensor_scale: floats("tensor_scale", given.tensor_scale, 1).transpose()?,
         })
     }
 
-    fn arrays(&self) -> [Option<&Array<'py>>; 5] {
-        let Self { codes, scales, zero_points, nested_absmax, offset, .. } = self;
-        [Some(codes), Some(scales), zero_points.as_ref(), nested_absmax.as_ref(), offset.as_ref()]
+    fn arrays(&self) -> [Option<&Array<'py>>; 6] {
+        let Self { codes, scales, zero_points, nested_absmax, offset, tensor_scale, .. } = self;
+        let further = [zero_points, nested_absmax, offset, tensor_scale].map(Option::as_ref);
+        let [zero_points, nested_absmax, offset, tensor_scale] = further;
+        [Some(codes), Some(scales), zero_points, nested_absmax, offset, tensor_scale]
     }
 }
 
@@ -127,11 +140,13 @@ fn start<'py>(
 ///
 /// x: [..., k], float32, float16 or bfloat16. W stands for `shape`, [n, k], of `format`: "nf4" or "fp4", bitsandbytes' codes of the flattened
 /// matrix; "int4", low nibble first in [n, ceil(k / 2)] with 8 added, compressed-tensors' `weight_packed` as bytes; "int4_asymmetric", the same
-/// with zero points; "mxfp4", e2m1. codes: uint8. scales: one for `group_size` elements, of the flattened matrix for nf4 and fp4, otherwise of a
-/// row; float32, float16 or bfloat16; uint8 where they are nested, with nested_absmax and offset as `quantize_nested` returns them, and for mxfp4,
-/// whose groups are of 32. zero_points: uint8. bias: [n], of the type of x. The result is [..., n].
+/// with zero points; "mxfp4" and "nvfp4", e2m1. codes: uint8. scales: one for `group_size` elements, of the flattened matrix for nf4 and fp4,
+/// otherwise of a row; float32, float16 or bfloat16; uint8 where they are nested, with nested_absmax and offset as `quantize_nested` returns them, and
+/// for mxfp4, whose groups are of 32; float8_e4m3fn, or its bits as uint8, for nvfp4, whose groups are of 16. tensor_scale: [1], float32, a factor of
+/// every number of nvfp4: `weight_scale_2` of ModelOpt's files, 1 / `weight_global_scale` of compressed-tensors'. zero_points: uint8. bias: [n], of
+/// the type of x. The result is [..., n].
 #[pyfunction]
-#[pyo3(signature = (x, codes, scales, shape, format="nf4", group_size=64, *, zero_points=None, nested_absmax=None, offset=None, bias=None, out=None, stream=None))]
+#[pyo3(signature = (x, codes, scales, shape, format="nf4", group_size=64, *, zero_points=None, nested_absmax=None, offset=None, tensor_scale=None, bias=None, out=None, stream=None))]
 #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
 pub(crate) fn matmul_4bit<'py>(
     x: &Object<'py>,
@@ -143,13 +158,15 @@ pub(crate) fn matmul_4bit<'py>(
     zero_points: Maybe<'_, 'py>,
     nested_absmax: Maybe<'_, 'py>,
     offset: Maybe<'_, 'py>,
+    tensor_scale: Maybe<'_, 'py>,
     bias: Maybe<'_, 'py>,
     out: Maybe<'_, 'py>,
     stream: Maybe<'_, 'py>,
 ) -> PyResult<Object<'py>> {
     static PLANS: PlanCache<Matmul4bitDesc> = PlanCache::new();
     const OP: &str = "matmul_4bit";
-    let given = Given { codes, scales, shape, format, group_size, zero_points, nested_absmax, offset };
+    let given =
+        Given { codes, scales, shape, format, group_size, zero_points, nested_absmax, offset, tensor_scale };
     let Started { call, x, weight, m, shape } =
         start(OP, ("x", x), &given, |weight| [weight.k, weight.n], stream)?;
     let desc = Matmul4bitDesc { dtype: x.dtype, m, weight: weight.desc, bias: bias.is_some() };
@@ -157,13 +174,23 @@ pub(crate) fn matmul_4bit<'py>(
     let bias = call.optional(("bias", bias), x.dtype, &[weight.desc.n])?;
     let outputs =
         [Some(call.output(("out", out), &x, Form::RowMajor(x.dtype, &shape))?), call.workspace(&plan, &x)?];
-    let [codes, scales, zero_points, nested_absmax, offset] = weight.arrays();
-    let inputs = [Some(&x), codes, scales, zero_points, nested_absmax, offset, bias.as_ref()];
+    let [codes, scales, zero_points, nested_absmax, offset, tensor_scale] = weight.arrays();
+    let inputs = [Some(&x), codes, scales, zero_points, nested_absmax, offset, tensor_scale, bias.as_ref()];
     let [y, _] = call.run_some(inputs, outputs, move |stream, inputs, [y, workspace]| {
-        let [x, weight, scales, zero_points, nested_absmax, offset, bias] = inputs;
+        let [x, weight, scales, zero_points, nested_absmax, offset, tensor_scale, bias] = inputs;
         let (x, weight, scales, y) = (present(x), present(weight), present(scales), present(y));
-        let args =
-            Matmul4bitArgs { x, weight, scales, zero_points, nested_absmax, offset, bias, y, workspace };
+        let args = Matmul4bitArgs {
+            x,
+            weight,
+            scales,
+            zero_points,
+            nested_absmax,
+            offset,
+            tensor_scale,
+            bias,
+            y,
+            workspace,
+        };
         Ok(plan.launch(stream, args)?)
     })?;
     Ok(present(y))
@@ -171,7 +198,7 @@ pub(crate) fn matmul_4bit<'py>(
 
 /// The gradient of `matmul_4bit` by x: `dy W`, [..., k], of the type of dy, which is [..., n]. The weight is as there.
 #[pyfunction]
-#[pyo3(signature = (dy, codes, scales, shape, format="nf4", group_size=64, *, zero_points=None, nested_absmax=None, offset=None, out=None, stream=None))]
+#[pyo3(signature = (dy, codes, scales, shape, format="nf4", group_size=64, *, zero_points=None, nested_absmax=None, offset=None, tensor_scale=None, out=None, stream=None))]
 #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
 pub(crate) fn matmul_4bit_backward<'py>(
     dy: &Object<'py>,
@@ -183,12 +210,14 @@ pub(crate) fn matmul_4bit_backward<'py>(
     zero_points: Maybe<'_, 'py>,
     nested_absmax: Maybe<'_, 'py>,
     offset: Maybe<'_, 'py>,
+    tensor_scale: Maybe<'_, 'py>,
     out: Maybe<'_, 'py>,
     stream: Maybe<'_, 'py>,
 ) -> PyResult<Object<'py>> {
     static PLANS: PlanCache<Matmul4bitBackwardDesc> = PlanCache::new();
     const OP: &str = "matmul_4bit_backward";
-    let given = Given { codes, scales, shape, format, group_size, zero_points, nested_absmax, offset };
+    let given =
+        Given { codes, scales, shape, format, group_size, zero_points, nested_absmax, offset, tensor_scale };
     let Started { call, x: dy, weight, m, shape } =
         start(OP, ("dy", dy), &given, |weight| [weight.n, weight.k], stream)?;
     let plan = call.plan(&PLANS, &Matmul4bitBackwardDesc { dtype: dy.dtype, m, weight: weight.desc })?;
@@ -196,13 +225,22 @@ pub(crate) fn matmul_4bit_backward<'py>(
         Some(call.output(("out", out), &dy, Form::RowMajor(dy.dtype, &shape))?),
         call.workspace(&plan, &dy)?,
     ];
-    let [codes, scales, zero_points, nested_absmax, offset] = weight.arrays();
-    let inputs = [Some(&dy), codes, scales, zero_points, nested_absmax, offset];
+    let [codes, scales, zero_points, nested_absmax, offset, tensor_scale] = weight.arrays();
+    let inputs = [Some(&dy), codes, scales, zero_points, nested_absmax, offset, tensor_scale];
     let [dx, _] = call.run_some(inputs, outputs, move |stream, inputs, [dx, workspace]| {
-        let [dy, weight, scales, zero_points, nested_absmax, offset] = inputs;
+        let [dy, weight, scales, zero_points, nested_absmax, offset, tensor_scale] = inputs;
         let (dy, weight, scales, dx) = (present(dy), present(weight), present(scales), present(dx));
-        let args =
-            Matmul4bitBackwardArgs { dy, weight, scales, zero_points, nested_absmax, offset, dx, workspace };
+        let args = Matmul4bitBackwardArgs {
+            dy,
+            weight,
+            scales,
+            zero_points,
+            nested_absmax,
+            offset,
+            tensor_scale,
+            dx,
+            workspace,
+        };
         Ok(plan.launch(stream, args)?)
     })?;
     Ok(present(dx))

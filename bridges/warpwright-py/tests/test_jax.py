@@ -167,6 +167,22 @@ def test_linear_of_4_bits(dtype):
     close(jax.vmap(ours, (0, None))(x, bias), theirs(*wide([x, bias])), dtype, "samples", 0.0, rounded[0][0])
 
 
+@pytest.mark.parametrize("as_bits", [False, True])
+def test_linear_of_nvfp4(as_bits):
+    x = jax.random.normal(jax.random.key(7), (2, 3, 48), jnp.float32)
+    codes = jax.random.randint(jax.random.key(8), (5, 24), 0, 256, jnp.int32).astype(jnp.uint8)
+    scales = (jnp.arange(15, dtype=jnp.float32).reshape(5, 3) / 8 + 0.25).astype(jnp.float8_e4m3fn)
+    numbers = jnp.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], jnp.float32)
+    weight = numbers[jnp.stack([codes & 15, codes >> 4], -1).reshape(5, 48)] * jnp.repeat(scales.astype(jnp.float32), 16, 1) * 0.125
+    stored = scales.view(jnp.uint8) if as_bits else scales
+
+    def ours(x):
+        return wj.linear_4bit(x, codes, stored, (5, 48), format="nvfp4", tensor_scale=jnp.array([0.125], jnp.float32))
+
+    close(jax.jit(ours)(x), x @ weight.T, "float32", "nvfp4")
+    close(jax.grad(lambda x: ours(x).sum())(x), jnp.broadcast_to(weight.sum(0), x.shape), "float32", "nvfp4")
+
+
 def test_lengths_of_sequences():
     x = jax.random.normal(jax.random.key(9), (4, 2, 5), jnp.float32)
     weights = [tuple(jax.random.normal(jax.random.key(10 + n), s, jnp.float32) for n, s in enumerate(((16, 5), (16, 4))))]

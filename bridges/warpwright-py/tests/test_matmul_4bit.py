@@ -71,6 +71,67 @@ def test_mxfp4(random):
     assert distance(y, x @ numbers.T) < 1e-6
 
 
+def nvfp4(random, n, k):
+    """Codes, scales as bits of e4m3, what both stand for, and the scale of the whole that ModelOpt's files have."""
+    q = random.integers(0, 16, (n, k), dtype=np.uint8)
+    bits = random.integers(0, 0x7F, (n, -(-k // 16)), dtype=np.uint8)
+    exponents, mantissas = bits >> 3, bits & 7
+    scales = np.where(exponents > 0, (8 + mantissas) * 2.0 ** (exponents.astype(int) - 10), mantissas * 2.0**-9)
+    numbers = np.where(q < 8, 1, -1) * E2M1[q & 7] * np.repeat(scales, 16, 1)[:, :k]
+    padded = np.pad(q, ((0, 0), (0, k % 2)))
+    return padded[:, ::2] | padded[:, 1::2] << 4, bits, numbers, np.array([0.7 / 2688], np.float32)
+
+
+@pytest.mark.parametrize("k", [96, 41])
+def test_nvfp4(random, k):
+    codes, bits, numbers, scale = nvfp4(random, 8, k)
+    x = random.standard_normal((4, k)).astype(np.float32)
+    numbers = numbers * scale.astype(np.float64)
+    types = pytest.importorskip("ml_dtypes")
+    for scales in (bits, bits.view(types.float8_e4m3fn)):
+        y = ww.matmul_4bit(x, codes, scales, (8, k), "nvfp4", tensor_scale=scale)
+        assert distance(y, x @ numbers.T) < 1e-6
+    dy = random.standard_normal((3, 8)).astype(np.float32)
+    dx = ww.matmul_4bit_backward(dy, codes, bits, (8, k), "nvfp4", tensor_scale=scale)
+    assert distance(dx, dy @ numbers) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"tensor_scale": None}, ww.ArgumentError, "tensor_scale"),
+        ({"tensor_scale": np.ones(2, np.float32)}, ww.ShapeError, "tensor_scale has 2 elements, expected 1"),
+        ({"tensor_scale": np.ones(1, np.float16)}, ww.DtypeError, "tensor_scale"),
+        ({"scales": np.ones((8, 6), np.float32)}, ww.DtypeError, "scales"),
+        ({"scales": np.ones((8, 3), np.uint8)}, ww.ShapeError, "scales has 24 elements, expected 48"),
+        ({"format": "mxfp4", "scales": np.ones((8, 3), np.uint8)}, ww.Error, "tensor_scale"),
+    ],
+)
+def test_what_is_refused_of_nvfp4(random, change, error, text):
+    codes, bits, _, scale = nvfp4(random, 8, 96)
+    given = {"x": np.zeros((2, 96), np.float32), "codes": codes, "scales": bits, "shape": (8, 96), "format": "nvfp4"}
+    with pytest.raises(error, match=text):
+        ww.matmul_4bit(**{**given, "tensor_scale": scale, **change})
+
+
+def test_nvfp4_of_both_kinds_of_files(random):
+    torch = pytest.importorskip("torch")
+    from warpwright import torch as wt
+
+    codes, bits, numbers, scale = nvfp4(random, 24, 64)
+    codes, scales = torch.from_numpy(codes), torch.from_numpy(bits).view(torch.float8_e4m3fn)
+    numbers = torch.from_numpy(numbers * scale.astype(np.float64)).float()
+    x = torch.randn(3, 64, requires_grad=True)
+    bias = torch.randn(24, requires_grad=True)
+    global_scale = 1 / torch.from_numpy(scale)
+    for factor in (torch.from_numpy(scale), 1 / global_scale):
+        y = wt.linear_4bit(x, codes, scales, (24, 64), bias, format="nvfp4", tensor_scale=factor)
+        assert torch.allclose(y, x @ numbers.T + bias, rtol=1e-4, atol=1e-5)
+        dx, dbias = torch.autograd.grad(y.sum(), (x, bias))
+        assert torch.allclose(dx, numbers.sum(0).expand_as(x), rtol=1e-4, atol=1e-5)
+        assert torch.equal(dbias, torch.full((24,), 3.0))
+
+
 @pytest.mark.parametrize(
     ("change", "error", "text"),
     [
@@ -134,5 +195,5 @@ def test_an_operator_of_pytorch():
     assert torch.allclose(y, x @ numbers.T, rtol=1e-4, atol=1e-5)
     (dx,) = torch.autograd.grad(y.sum(), x)
     assert torch.allclose(dx, numbers.sum(0).expand_as(x), rtol=1e-4, atol=1e-5)
-    arguments = (x, None, codes, scales, None, None, None, 24, 64, "nf4", 64)
+    arguments = (x, None, codes, scales, None, None, None, None, 24, 64, "nf4", 64)
     torch.library.opcheck(torch.ops.warpwright.linear_4bit.default, arguments)

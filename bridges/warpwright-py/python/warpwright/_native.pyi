@@ -318,6 +318,7 @@ def matmul_4bit(
     zero_points: _Array | None = None,
     nested_absmax: _Array | None = None,
     offset: _Array | None = None,
+    tensor_scale: _Array | None = None,
     bias: _Array | None = None,
     out: _Array | None = None,
     stream: _Stream | None = None,
@@ -333,6 +334,7 @@ def matmul_4bit_backward(
     zero_points: _Array | None = None,
     nested_absmax: _Array | None = None,
     offset: _Array | None = None,
+    tensor_scale: _Array | None = None,
     out: _Array | None = None,
     stream: _Stream | None = None,
 ) -> _A: ...

@@ -11,12 +11,21 @@ from ._differentiable import Differentiable
 from ._operators import quantize_fp4, quantize_nf4
 from ._registry import Operator
 
-_WEIGHT = "Tensor codes, Tensor scales, Tensor? zero_points, Tensor? nested_absmax, Tensor? offset"
+_WEIGHT = "Tensor codes, Tensor scales, Tensor? zero_points, Tensor? nested_absmax, Tensor? offset, Tensor? tensor_scale"
 _PARAMETERS = "SymInt n, SymInt k, str format, SymInt group_size"
 
 
 def _weight(
-    codes: Tensor, scales: Tensor, zero_points: Any, nested_absmax: Any, offset: Any, n: int, k: int, format: str, group_size: int
+    codes: Tensor,
+    scales: Tensor,
+    zero_points: Any,
+    nested_absmax: Any,
+    offset: Any,
+    tensor_scale: Any,
+    n: int,
+    k: int,
+    format: str,
+    group_size: int,
 ) -> Dict[str, Any]:
     """The weight among the arguments of the native functions."""
     return {
@@ -28,6 +37,7 @@ def _weight(
         "zero_points": zero_points,
         "nested_absmax": nested_absmax,
         "offset": offset,
+        "tensor_scale": tensor_scale,
     }
 
 
@@ -42,7 +52,7 @@ def _gradients(*arguments: Any) -> Tuple[Optional[Tensor], Optional[Tensor]]:
 
 
 def _fake_gradients(codes: Tensor, scales: Tensor, *rest: Any) -> Tuple[Optional[Tensor], Optional[Tensor]]:
-    _, _, _, dy, n, k, _, _, wanted = rest
+    _, _, _, _, dy, n, k, _, _, wanted = rest
     return dy.new_empty((*dy.shape[:-1], k)) if wanted[0] else None, dy.new_empty((n,)) if wanted[1] else None
 
 
@@ -50,14 +60,14 @@ _linear = Differentiable(
     Operator(
         f"linear_4bit(Tensor x, Tensor? bias, {_WEIGHT}, {_PARAMETERS}) -> Tensor",
         native=_product,
-        fake=lambda x, *rest: x.new_empty((*x.shape[:-1], rest[6])),
+        fake=lambda x, *rest: x.new_empty((*x.shape[:-1], rest[7])),
     ),
     Operator(
         f"linear_4bit_backward({_WEIGHT}, Tensor dy, {_PARAMETERS}, bool[] output_mask) -> (Tensor, Tensor)",
         native=_gradients,
         fake=_fake_gradients,
     ),
-    save=lambda inputs, found: inputs[2:7],
+    save=lambda inputs, found: inputs[2:8],
 ).function()
 
 
@@ -73,10 +83,12 @@ def linear_4bit(
     zero_points: Optional[Tensor] = None,
     nested_absmax: Optional[Tensor] = None,
     offset: Optional[Tensor] = None,
+    tensor_scale: Optional[Tensor] = None,
 ) -> Tensor:
     """`torch.nn.functional.linear` with a weight of 4 bits, as `warpwright.matmul_4bit` describes it. Differentiable in input and bias."""
     n, k = shape
-    return _linear(input, bias, codes, scales, zero_points, nested_absmax, offset, n, k, format, group_size)
+    weight = codes, scales, zero_points, nested_absmax, offset, tensor_scale
+    return _linear(input, bias, *weight, n, k, format, group_size)
 
 
 _KEY = "weight.quant_state.bitsandbytes__"
