@@ -2,8 +2,8 @@
 
 `matmul`: shape is (m, n, k); `transposed`: b is stored as [n, k], as the weights of linear layers are.
 `grouped_matmul`: shape is (groups, rows of all groups, n, k), groups end at random; `grouping`: `k` if these rows are the common dimension,
-of which each group has a result [n, k]. `scaled_matmul`: the same as `matmul` of 8-bit codes of `format`, with a scale for each `row`, or one, `tensor`; sums as `accumulation` says. `matmul_4bit`: the same as `matmul` with an NF4
-weight [n, k] in blocks of 64, beside the product with the weight in the type of x. `attention`:
+of which each group has a result [n, k]. `scaled_matmul`: the same as `matmul` of 8-bit codes of `format`, with a scale for each `row`, or one, `tensor`; sums as `accumulation` says. `matmul_4bit`: the same as `matmul` with a weight
+[n, k] of `format`, which is NF4 in blocks of 64 without it, or `mxfp4` or `nvfp4`, beside the product with the weight in the type of x. `attention`:
 shape is (batch, sequence, heads, head_dim), the keys' where there are other `queries`; options `causal`, `kv_heads`, `queries` and
 `value_width`, the head_dim of the values where it differs.
 `linear_cross_entropy`: shape is (rows, features, classes).
@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .contender import installed
 from .norms import Draw, Function, Problem
-from .suites import Case
+from .suites import WEIGHT_GROUPS, Case
 
 
 class MatMul(Problem):
@@ -76,30 +76,47 @@ NF4 = (
     (-1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.091050036, 0.0)
     + (0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0)
 )  # fmt: skip
+E2M1 = tuple(sign * x for sign in (1, -1) for x in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0))
 
 
 class MatMul4bit(Problem):
     def __init__(self, case: Case, draw: Draw) -> None:
         self.case = case
+        self.format = case.option("format", "nf4")
         rows, cols, depth = case.shape
         codes = draw((cols * depth // 2,), torch.float32).mul_(40).add_(128).clamp_(0, 255).to(torch.uint8)
-        scales = draw((cols * depth // 64,), torch.float32).abs_() + 0.1
+        scales = draw((cols * depth // WEIGHT_GROUPS[self.format][0],), torch.float32).abs_() + 0.1
+        self.tensor_scale = torch.tensor([0.7], device="cuda") if self.format == "nvfp4" else None
+        if self.format == "nvfp4":
+            scales = scales.to(torch.float8_e4m3fn)
+        elif self.format == "mxfp4":
+            scales = scales.log2_().add_(127).round_().to(torch.uint8)
         x = draw((rows, depth))
         self.weight = self._numbers(codes, scales, torch.float32).to(x.dtype)
         self.inputs = [x, codes, scales]
 
     def _numbers(self, codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        table = torch.tensor(NF4, device="cuda", dtype=dtype)
-        numbers = table[torch.stack([codes >> 4, codes & 15], 1).int()].view(-1, 64) * scales.to(dtype)[:, None]
-        return numbers.view(self.case.shape[1:])
+        first, second = codes >> 4, codes & 15
+        if self.format == "nf4":
+            table, factors = NF4, scales.to(dtype)
+        else:
+            table, first, second = E2M1, second, first
+            factors = scales.to(dtype) if self.tensor_scale is None else scales.to(dtype) * self.tensor_scale.to(dtype)
+            if self.format == "mxfp4":
+                factors = (factors - 127).exp2_()
+        numbers = torch.tensor(table, device="cuda", dtype=dtype)[torch.stack([first, second], 1).int()]
+        return (numbers.view(len(scales), -1) * factors[:, None]).view(self.case.shape[1:])
 
     def theirs(self, x: torch.Tensor, *rest: Any) -> torch.Tensor:
         return x @ self.weight.mT
 
     def ours(self, ww: Any) -> Function:
-        return lambda out=None: ww.matmul_4bit(*self.inputs, self.case.shape[1:], out=out)
+        further = {} if self.tensor_scale is None else {"tensor_scale": self.tensor_scale}
+        return lambda out=None: ww.matmul_4bit(*self.inputs, self.case.shape[1:], self.format, out=out, **further)
 
     def others(self) -> dict[str, Function]:
+        if self.format != "nf4":
+            return {}
         try:
             import bitsandbytes.functional as bnb
             from bitsandbytes import matmul_4bit

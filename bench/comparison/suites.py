@@ -17,6 +17,8 @@ GATES = {"lstm": 4, "gru": 3, "lstm_cell": 4}
 IMAGES = ("max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_pool", "resize")
 GROUP = 64
 NESTED_BLOCK = 256
+# Elements of a 4-bit weight that share a scale, and its bytes.
+WEIGHT_GROUPS = {"nf4": (64, 4), "mxfp4": (32, 1), "nvfp4": (16, 1)}
 
 
 # Tensors of the size of x that an operation reads and writes, forward and backward, where that is not 2 and 3.
@@ -107,7 +109,8 @@ class Case:
             return (rows + cols) * depth + rows * cols * (4 if self.option("format") == "int8" else size)
         if self.op == "matmul_4bit":
             rows, cols, depth = self.shape
-            return rows * (depth + cols) * size + cols * depth // 2 + cols * depth // 64 * 4
+            group, of_scale = WEIGHT_GROUPS[self.option("format", "nf4")]
+            return rows * (depth + cols) * size + cols * depth // 2 + cols * depth // group * of_scale
         if self.op == "grouped_matmul":
             groups, rows, cols, depth = self.shape
             # The same of either grouping: what is a result in one is a factor in the other.
