@@ -62,6 +62,31 @@ def test_integers_in_groups_of_a_row(random, asymmetric):
     assert distance(y, x @ numbers.T) < 1e-6
 
 
+@pytest.mark.parametrize("rows", [3, 12])
+def test_integers_in_groups_of_any_columns(random, rows):
+    q = random.integers(0, 16, (10, 96), dtype=np.uint8)
+    scales = random.random((10, 3)).astype(np.float16) + np.float16(0.5)
+    order = random.permutation(np.repeat(np.arange(3, dtype=np.int32), 32))
+    numbers = (q.astype(np.float64) - 8) * scales.astype(np.float64)[:, order]
+    x = random.standard_normal((rows, 96)).astype(np.float32)
+    weight = {"codes": q[:, ::2] | q[:, 1::2] << 4, "scales": scales, "shape": (10, 96), "format": "int4", "group_size": 32}
+    assert distance(ww.matmul_4bit(x, **weight, group_index=order), x @ numbers.T) < 1e-6
+    dy = random.standard_normal((rows, 10)).astype(np.float32)
+    assert distance(ww.matmul_4bit_backward(dy, **weight, group_index=order), dy @ numbers) < 1e-6
+    # One that no group has stands for the last.
+    order[order == 2] = -1
+    assert distance(ww.matmul_4bit(x, **weight, group_index=order), x @ numbers.T) < 1e-6
+    torch = pytest.importorskip("torch")
+    from warpwright import torch as wt
+
+    tensors = {name: torch.from_numpy(weight[name]) for name in ("codes", "scales")}
+    x = torch.from_numpy(x).requires_grad_()
+    y = wt.linear_4bit(x, **{**weight, **tensors}, group_index=torch.from_numpy(order))
+    assert distance(y.detach().numpy(), x.detach().numpy() @ numbers.T) < 1e-6
+    (dx,) = torch.autograd.grad(y, x, torch.from_numpy(dy))
+    assert distance(dx.numpy(), dy @ numbers) < 1e-6
+
+
 def test_mxfp4(random):
     q = random.integers(0, 16, (8, 96), dtype=np.uint8)
     exponents = random.integers(120, 130, (8, 3), dtype=np.uint8)
@@ -143,6 +168,9 @@ def test_nvfp4_of_both_kinds_of_files(random):
         ({"group_size": 32}, ww.ShapeError, "scales has 24 elements, expected 48"),
         ({"bias": np.zeros(23, np.float32)}, ww.ShapeError, "bias"),
         ({"codes": np.zeros(768, np.int8)}, ww.DtypeError, "codes"),
+        ({"group_index": np.zeros(64, np.int32)}, ww.ParameterError, "group_index"),
+        ({"group_index": np.zeros(63, np.int32)}, ww.ShapeError, "group_index has 63 elements, expected 64"),
+        ({"group_index": np.zeros(64, np.int64)}, ww.DtypeError, "group_index"),
     ],
 )
 def test_what_is_refused(weight, change, error, text):
@@ -195,5 +223,5 @@ def test_an_operator_of_pytorch():
     assert torch.allclose(y, x @ numbers.T, rtol=1e-4, atol=1e-5)
     (dx,) = torch.autograd.grad(y.sum(), x)
     assert torch.allclose(dx, numbers.sum(0).expand_as(x), rtol=1e-4, atol=1e-5)
-    arguments = (x, None, codes, scales, None, None, None, None, 24, 64, "nf4", 64)
+    arguments = (x, None, codes, scales, None, None, None, None, None, 24, 64, "nf4", 64)
     torch.library.opcheck(torch.ops.warpwright.linear_4bit.default, arguments)

@@ -49,8 +49,9 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
             for product in situations(format, dtype, scope) {
                 let d = product.desc.clone();
                 let input = format!(
-                    "groups of {}, scales {:?}, bias {}{}{}{}",
+                    "groups of {}{}, scales {:?}, bias {}{}{}{}",
                     d.weight.group_size,
+                    if d.weight.group_index { " in any order" } else { "" },
                     d.weight.scale,
                     d.bias,
                     product.config.map_or(String::new(), |c| format!(", {}", c.name())),
@@ -167,6 +168,17 @@ fn situations(format: WeightFormat, dtype: DType, scope: Scope) -> Vec<Product> 
         all.push(Product { special: Special::Scales, ..of(20, [72, 512], 64) });
         all.push(Product { special: Special::X, ..of(33, [72, 512], 64) });
     }
+    if matches!(format, WeightFormat::Int4 | WeightFormat::Int4Asymmetric) {
+        let indexed = |product: Product| {
+            let weight = Weight4bitDesc { group_index: true, ..product.desc.weight };
+            Product { desc: Matmul4bitDesc { weight, ..product.desc }, ..product }
+        };
+        // Aligned and not, few rows and more.
+        let of_shapes =
+            [of(3, [9, 100], 24), of(1, [33, 256], 64), of(11, [19, 96], 20), of(9, [11, 41], 16)];
+        all.extend(of_shapes.map(indexed));
+        all.push(indexed(scaled(of(5, [7, 64], 1 << 20), other)));
+    }
     if format == WeightFormat::Nvfp4 {
         // A group that ends with the row within vectors.
         all.push(of(72, [25, 72], 16));
@@ -201,6 +213,7 @@ struct Weight {
     nested_absmax: Vec<f64>,
     offset: f64,
     tensor_scale: f64,
+    group_index: Vec<f64>,
 }
 
 impl Weight {
@@ -236,7 +249,20 @@ impl Weight {
         let nested_absmax =
             Input::Normal.values(blocks, 8).into_iter().map(|v| f64::from((0.01 * v.abs()) as f32)).collect();
         let tensor_scale = if desc.scale == ScaleFormat::E4m3 { f64::from(0.003f32) } else { 1.0 };
-        Self { codes, scales, zero_points, nested_absmax, offset: f64::from(0.02f32), tensor_scale }
+        let columns = if desc.group_index { desc.k } else { 0 };
+        let per_row = desc.k.div_ceil(desc.group_size).max(1);
+        // In any order, and one that no group has.
+        let group = |column: usize| if column == 5 { -1.0 } else { (column * 7 % per_row) as f64 };
+        let group_index = (0..columns).map(group).collect();
+        Self {
+            codes,
+            scales,
+            zero_points,
+            nested_absmax,
+            offset: f64::from(0.02f32),
+            tensor_scale,
+            group_index,
+        }
     }
 
     fn numbers(&self, desc: &Weight4bitDesc) -> Vec<f64> {
@@ -250,6 +276,7 @@ impl Weight {
                 zero_points: &zero_points,
                 nested: (&self.nested_absmax, self.offset),
                 tensor_scale: self.tensor_scale,
+                group_index: &self.group_index.iter().map(|v| *v as i32).collect::<Vec<_>>(),
             },
         )
     }
@@ -279,6 +306,12 @@ impl Weight {
                 (desc.scale == ScaleFormat::E4m3).then_some(&vec![self.tensor_scale]),
                 0,
             )?,
+            group_index: bench.optional_input(
+                "group_index",
+                DType::I32,
+                desc.group_index.then_some(&self.group_index),
+                lead,
+            )?,
         })
     }
 }
@@ -291,6 +324,7 @@ struct PlacedWeight {
     nested_absmax: Option<Placed>,
     offset: Option<Placed>,
     tensor_scale: Option<Placed>,
+    group_index: Option<Placed>,
 }
 
 impl Product {
@@ -332,6 +366,7 @@ impl Subject for Product {
                 nested_absmax: placed.nested_absmax.as_ref().map(Placed::view).transpose()?,
                 offset: placed.offset.as_ref().map(Placed::view).transpose()?,
                 tensor_scale: placed.tensor_scale.as_ref().map(Placed::view).transpose()?,
+                group_index: placed.group_index.as_ref().map(Placed::view).transpose()?,
                 bias: bias.as_ref().map(Placed::view).transpose()?,
                 y: y.view_mut()?,
                 workspace: workspace.as_mut().map(Placed::view_mut).transpose()?,
@@ -380,6 +415,7 @@ impl Subject for Gradient {
                 nested_absmax: placed.nested_absmax.as_ref().map(Placed::view).transpose()?,
                 offset: placed.offset.as_ref().map(Placed::view).transpose()?,
                 tensor_scale: placed.tensor_scale.as_ref().map(Placed::view).transpose()?,
+                group_index: placed.group_index.as_ref().map(Placed::view).transpose()?,
                 dx: dx.view_mut()?,
                 workspace: workspace.as_mut().map(Placed::view_mut).transpose()?,
             };

@@ -319,6 +319,7 @@ def matmul_4bit(
     nested_absmax: _Array | None = None,
     offset: _Array | None = None,
     tensor_scale: _Array | None = None,
+    group_index: _Array | None = None,
     bias: _Array | None = None,
     out: _Array | None = None,
     stream: _Stream | None = None,
@@ -335,6 +336,7 @@ def matmul_4bit_backward(
     nested_absmax: _Array | None = None,
     offset: _Array | None = None,
     tensor_scale: _Array | None = None,
+    group_index: _Array | None = None,
     out: _Array | None = None,
     stream: _Stream | None = None,
 ) -> _A: ...

@@ -2,7 +2,7 @@
 
 use warpwright_dsl::prelude::*;
 
-use super::scales::{Groups, ScaleArgs, group_of, numbers, shift_of};
+use super::scales::{Groups, ScaleArgs, numbers, shift_of};
 use super::tuning::EXPAND_THREADS;
 
 kernel_args! {
@@ -12,12 +12,12 @@ kernel_args! {
         k: u32,
         /// Elements from one row of codes to the next.
         pitch: u64,
-        /// The same as scales count them, and elements that share one, or the logarithm.
+        /// The same as scales count them, and elements that share one, or the logarithm; of indexed groups the scales of a row, and the last.
         group_pitch: u64, divisor: u64,
     }
 }
 
-/// A block for each row, and vectors of `width` elements, which share a scale.
+/// A block for each row, and vectors of `width` elements, which share a scale unless groups are indexed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Expand {
     pub(super) dtype: DType,
@@ -57,8 +57,11 @@ impl KernelDef for Expand {
                 _ => a.weight.at(code >> 1).get(),
             };
             let odd = (code & 1).to_u32();
-            let loaded = decoder.load(group_of(groups + inside, a.divisor, self.shifts), 0);
-            let (scale, zero) = (decoder.scale(k, &loaded), decoder.zero_point(&loaded));
+            let of = |at| {
+                let loaded = decoder.load(decoder.group_of(groups, at, a.divisor, self.shifts), 0);
+                (decoder.scale(k, &loaded), decoder.zero_point(&loaded))
+            };
+            let shared = (!self.groups.indexed).then(|| of(inside));
             let weights: Lanes<'k, f32> = (0..self.width as usize)
                 .map(|i| {
                     let code = match self.width {
@@ -66,6 +69,7 @@ impl KernelDef for Expand {
                         _ => word >> order.shift(i),
                     };
                     let value = values.get(code & 15);
+                    let (scale, zero) = shared.unwrap_or_else(|| of(inside + i as u64));
                     zero.map_or(value, |zero| value - zero) * scale
                 })
                 .collect();

@@ -30,6 +30,8 @@ pub struct Weight4bit<'a> {
     /// `[1]` of f32 for [`WeightFormat::Nvfp4`], a factor of every number: `weight_scale_2` of ModelOpt, the reciprocal of
     /// `weight_global_scale` of compressed-tensors.
     pub tensor_scale: Option<&'a Tensor>,
+    /// `[k]` of i32 for [`WeightFormat::Int4`] and [`WeightFormat::Int4Asymmetric`]: the group of each column, where these are no neighbours.
+    pub group_index: Option<&'a Tensor>,
 }
 
 impl<'a> Weight4bit<'a> {
@@ -70,6 +72,7 @@ impl<'a> Weight4bit<'a> {
             zero_points: q.zero_points.as_ref(),
             nested: None,
             tensor_scale: None,
+            group_index: None,
         })
     }
 
@@ -88,7 +91,8 @@ impl<'a> Weight4bit<'a> {
             (_, None) => ScaleFormat::Float(self.scales.dtype()),
         };
         let [n, k] = self.shape;
-        Weight4bitDesc { format: self.format, scale, n, k, group_size: self.group_size }
+        let group_index = self.group_index.is_some();
+        Weight4bitDesc { format: self.format, scale, n, k, group_size: self.group_size, group_index }
     }
 }
 
@@ -151,6 +155,7 @@ pub fn matmul_4bit(
         nested_absmax: weight.nested.map(|(absmax, _)| absmax.as_ref()),
         offset: weight.nested.map(|(_, offset)| offset.as_ref()),
         tensor_scale: weight.tensor_scale.map(Tensor::as_ref),
+        group_index: weight.group_index.map(Tensor::as_ref),
         bias: bias.map(Tensor::as_ref),
         y: y.as_mut(),
         workspace: workspace.as_mut().map(Tensor::as_mut),
@@ -196,6 +201,7 @@ pub fn matmul_4bit_backward(stream: &Stream, dy: &Tensor, weight: Weight4bit<'_>
         nested_absmax: weight.nested.map(|(absmax, _)| absmax.as_ref()),
         offset: weight.nested.map(|(_, offset)| offset.as_ref()),
         tensor_scale: weight.tensor_scale.map(Tensor::as_ref),
+        group_index: weight.group_index.map(Tensor::as_ref),
         dx: dx.as_mut(),
         workspace: workspace.as_mut().map(Tensor::as_mut),
     };

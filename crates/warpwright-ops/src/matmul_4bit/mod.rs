@@ -35,6 +35,10 @@
 //! A NaN scale makes the results of its row NaN; an infinite one makes them infinite or NaN. The order of the sums depends on shapes and
 //! target alone. A `k` of 0 gives the bias.
 //!
+//! `group_index` of `int4` and `int4_asymmetric`, i32 `[k]`, is the group of each column where these are no neighbours: `weight_g_idx` of
+//! compressed-tensors, which GPTQ's `desc_act` makes. One that is no group (compressed-tensors has -1 for unset ones) stands for the last. Up to
+//! [`MAX_SIMT_ROWS`](tuning::MAX_SIMT_ROWS) rows are multiplied in one launch on the ordinary units, of more the weight is expanded.
+//!
 //! Sources: QLoRA (Dettmers et al. 2023, arXiv:2305.14314) and bitsandbytes' `matmul_4bit`; OCP Microscaling Formats 1.0; NVFP4: Pretraining Large
 //! Language Models with NVFP4 (NVIDIA 2025, arXiv:2509.25149), OCP 8-bit Floating Point Specification 1.0.
 
@@ -91,6 +95,8 @@ pub struct Weight4bitDesc {
     pub k: usize,
     /// Elements that share a scale; 32 for [`WeightFormat::Mxfp4`], 16 for [`WeightFormat::Nvfp4`].
     pub group_size: usize,
+    /// Whether the group of each column is given, for [`WeightFormat::Int4`] and [`WeightFormat::Int4Asymmetric`].
+    pub group_index: bool,
 }
 
 /// `y = x W^T + bias`.
@@ -134,6 +140,8 @@ tensors! {
         offset: Option<In>,
         /// f32, one element, beside e4m3 scales: a factor of every number.
         tensor_scale: Option<In>,
+        /// i32, `[k]`: the group of each column, where they are given.
+        group_index: Option<In>,
         /// `[n]`.
         bias: Option<In>,
         /// `[m, n]`.
@@ -160,6 +168,8 @@ tensors! {
         offset: Option<In>,
         /// f32, one element, beside e4m3 scales: a factor of every number.
         tensor_scale: Option<In>,
+        /// i32, `[k]`: the group of each column, where they are given.
+        group_index: Option<In>,
         /// `[m, k]`.
         dx: Out,
         /// Scratch memory.
@@ -194,7 +204,7 @@ impl Weight4bitDesc {
             WeightFormat::Nvfp4 => ScaleFormat::E4m3,
             _ => ScaleFormat::Float(DType::F32),
         };
-        Self { format, scale, n, k, group_size }
+        Self { format, scale, n, k, group_size, group_index: false }
     }
 
     /// Bytes of codes.
@@ -261,6 +271,9 @@ impl Weight4bitDesc {
             let expected = "f32, f16 or bf16, nested for nf4 and fp4, e8m0 for mxfp4, e4m3 for nvfp4";
             return Err(self.refused("scale", self.scale.name(), expected));
         }
+        if self.group_index && !matches!(self.format, WeightFormat::Int4 | WeightFormat::Int4Asymmetric) {
+            return Err(self.refused("group_index", "given", "given for int4 and int4_asymmetric only"));
+        }
         if fixed.is_some_and(|size| size != self.group_size) {
             return Err(self.refused("group_size", self.group_size, "32 for mxfp4, 16 for nvfp4"));
         }
@@ -268,11 +281,12 @@ impl Weight4bitDesc {
     }
 
     const fn group_format(&self) -> Groups {
-        Groups { format: self.format, scale: self.scale }
+        Groups { format: self.format, scale: self.scale, indexed: self.group_index }
     }
 
-    /// Elements of the tensors of scales: scales, zero points, maxima, offset and the scale of the whole, with 0 for those that are absent.
-    fn scale_lengths(&self) -> [usize; 5] {
+    /// Elements of the tensors of scales: scales, zero points, maxima, offset, the scale of the whole and the groups of columns, with 0 for those
+    /// that are absent.
+    fn scale_lengths(&self) -> [usize; 6] {
         let groups = self.group_count();
         let nested = self.scale == ScaleFormat::Nested;
         [
@@ -281,12 +295,28 @@ impl Weight4bitDesc {
             if nested { groups.div_ceil(BLOCK) } else { 0 },
             usize::from(nested),
             usize::from(self.scale == ScaleFormat::E4m3),
+            if self.group_index { self.k } else { 0 },
         ]
     }
 
     /// The factors of scales that are codes.
     fn factors(&self, [nested_absmax, tensor_scale]: [In<f32>; 2]) -> In<f32> {
         if self.scale == ScaleFormat::E4m3 { tensor_scale } else { nested_absmax }
+    }
+
+    /// The offset of nested scales, or the groups of columns.
+    fn offsets(&self, [offset, group_index]: [In<f32>; 2]) -> In<f32> {
+        if self.group_index { group_index } else { offset }
+    }
+
+    /// What kernels for any shape find groups by: whether a size of groups is a power of two, scales count from one row to the next, and the divisor.
+    fn walk(&self) -> (bool, u64, u64) {
+        if self.group_index {
+            let of_row = self.k.div_ceil(self.group_size);
+            return (true, of_row as u64, of_row.saturating_sub(1) as u64);
+        }
+        let (pitch, size) = self.groups();
+        (size.is_power_of_two(), pitch as u64, divisor(size))
     }
 
     /// The launch that writes the weight as a matrix of `dtype`.
@@ -298,9 +328,9 @@ impl Weight4bitDesc {
         from: &WeightSlots,
         y: Out<Elem>,
     ) -> Result<Option<LaunchStep>, PlanError> {
-        let (pitch, size) = self.groups();
-        let wide = alignment >= WIDE && self.k.is_multiple_of(8) && size.is_multiple_of(8);
-        let shifts = size.is_power_of_two();
+        let (shifts, group_pitch, divisor) = self.walk();
+        let shared = self.group_index || self.groups().1.is_multiple_of(8);
+        let wide = alignment >= WIDE && self.k.is_multiple_of(8) && shared;
         let kernel =
             expand::Expand { dtype, groups: self.group_format(), shifts, width: if wide { 8 } else { 1 } };
         let args = expand::ExpandArgs {
@@ -309,8 +339,8 @@ impl Weight4bitDesc {
             y,
             k: small(self.k),
             pitch: self.code_pitch() as u64,
-            group_pitch: pitch as u64,
-            divisor: divisor(size),
+            group_pitch,
+            divisor,
         };
         step(op(self.format), &kernel, args, target, self.n, 1)
     }
@@ -352,7 +382,9 @@ impl Matmul4bitDesc {
                 scales: Matmul4bitArgs::scales.arg(),
                 zero_points: Matmul4bitArgs::zero_points.arg(),
                 nested_absmax: self.weight.factors(factors),
-                offset: Matmul4bitArgs::offset.arg(),
+                offset: self
+                    .weight
+                    .offsets([Matmul4bitArgs::offset.arg(), Matmul4bitArgs::group_index.arg()]),
             },
         }
     }
@@ -415,7 +447,7 @@ impl Matmul4bitDesc {
             let steps = if work { vec![self.simt(target)?] } else { Vec::new() };
             variants.push(Variant { alignment: 1, steps });
         }
-        let [scales, zero_points, nested_absmax, offset, tensor_scale] = weight.scale_lengths();
+        let [scales, zero_points, nested_absmax, offset, tensor_scale, group_index] = weight.scale_lengths();
         let tensors = Matmul4bitArgs::specs([
             Matmul4bitArgs::x.holds(dtype, self.m * weight.k),
             Matmul4bitArgs::weight.holds(DType::U8, weight.code_bytes()),
@@ -428,6 +460,7 @@ impl Matmul4bitDesc {
                 .optional(weight.scale == ScaleFormat::Nested),
             Matmul4bitArgs::offset.holds(DType::F32, offset).optional(weight.scale == ScaleFormat::Nested),
             Matmul4bitArgs::tensor_scale.holds(DType::F32, tensor_scale).optional(tensor_scale > 0),
+            Matmul4bitArgs::group_index.holds(DType::I32, group_index).optional(weight.group_index),
             Matmul4bitArgs::bias.holds(dtype, weight.n).optional(self.bias),
             Matmul4bitArgs::y.holds(dtype, self.m * weight.n),
             Matmul4bitArgs::workspace.scratch(DType::U8, scratch),
@@ -543,8 +576,7 @@ impl Matmul4bitDesc {
     /// The launch that any alignment has.
     fn simt(&self, target: Target) -> Result<LaunchStep, PlanError> {
         let (op, weight) = (self.op(), &self.weight);
-        let (pitch, size) = weight.groups();
-        let shifts = size.is_power_of_two();
+        let (shifts, group_pitch, divisor) = weight.walk();
         let kernel = simt::Simt { dtype: self.dtype, groups: weight.group_format(), shifts, bias: self.bias };
         let WeightSlots { weight: codes, scale } = self.slots();
         let args = simt::SimtArgs {
@@ -557,8 +589,8 @@ impl Matmul4bitDesc {
             n: small(weight.n),
             k: small(weight.k),
             pitch: weight.code_pitch() as u64,
-            group_pitch: pitch as u64,
-            divisor: divisor(size),
+            group_pitch,
+            divisor,
         };
         let columns = (tuning::SIMT_THREADS / 32) as usize;
         let layers = self.m.div_ceil(tuning::SIMT_ROWS as usize);
@@ -617,7 +649,7 @@ impl Operation for Matmul4bitBackwardDesc {
                 scales: Args::scales.arg(),
                 zero_points: Args::zero_points.arg(),
                 nested_absmax: weight.factors([Args::nested_absmax.arg(), Args::tensor_scale.arg()]),
-                offset: Args::offset.arg(),
+                offset: weight.offsets([Args::offset.arg(), Args::group_index.arg()]),
             },
         };
         let mut variants = Vec::new();
@@ -638,7 +670,7 @@ impl Operation for Matmul4bitBackwardDesc {
             }
             variants.push(Variant { alignment, steps });
         }
-        let [scales, zero_points, nested_absmax, offset, tensor_scale] = weight.scale_lengths();
+        let [scales, zero_points, nested_absmax, offset, tensor_scale, group_index] = weight.scale_lengths();
         let nested = weight.scale == ScaleFormat::Nested;
         let tensors = Args::specs([
             Args::dy.holds(dtype, self.m * weight.n),
@@ -648,6 +680,7 @@ impl Operation for Matmul4bitBackwardDesc {
             Args::nested_absmax.holds(DType::F32, nested_absmax).optional(nested),
             Args::offset.holds(DType::F32, offset).optional(nested),
             Args::tensor_scale.holds(DType::F32, tensor_scale).optional(tensor_scale > 0),
+            Args::group_index.holds(DType::I32, group_index).optional(weight.group_index),
             Args::dx.holds(dtype, self.m * weight.k),
             Args::workspace.scratch(DType::U8, scratch),
         ]);

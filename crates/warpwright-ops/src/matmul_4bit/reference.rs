@@ -18,6 +18,8 @@ pub struct Operand<'a> {
     pub nested: (&'a [f64], f64),
     /// The scale of the whole weight beside e4m3 scales; 1 where there is none.
     pub tensor_scale: f64,
+    /// The group of each column; empty where neighbours share one.
+    pub group_index: &'a [i32],
 }
 
 /// Scale `group`, in f32 where nested scales are.
@@ -47,7 +49,9 @@ pub fn numbers(desc: &Weight4bitDesc, w: Operand<'_>) -> Vec<f64> {
         let (code, group) = if format.is_flat() {
             (i, i / group_size)
         } else {
-            (row * k.next_multiple_of(2) + at, row * per_row + at / group_size)
+            let given = w.group_index.get(at).map(|group| usize::try_from(*group).unwrap_or(usize::MAX));
+            let group = given.map_or(at / group_size, |group| group.min(per_row - 1));
+            (row * k.next_multiple_of(2) + at, row * per_row + group)
         };
         let value = f64::from(table[usize::from(format.order().unpack(w.codes[code / 2], code % 2))]);
         let zero = if format == WeightFormat::Int4Asymmetric { f64::from(w.zero_points[group]) } else { 0.0 };

@@ -66,20 +66,16 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
     let format = of_name(entry.op).ok_or_else(unknown)?;
     let mut all = Vec::new();
     for scale in scales(format) {
-        let groups = Groups { format, scale };
+        let groups = Groups { format, scale, indexed: false };
+        if matches!(format, WeightFormat::Int4 | WeightFormat::Int4Asymmetric) {
+            all.extend(for_any_shape(entry, dtype, target, (Groups { indexed: true, ..groups }, true))?);
+        }
         for shifts in [true, false] {
             // Of one size, which is a power of two.
             if format.fixed_group_size().is_some() && !shifts {
                 continue;
             }
-            for width in [8, 1] {
-                all.push(plan::recorded(entry.op, &expand::Expand { dtype, groups, shifts, width }, target)?);
-            }
-            if entry.direction == Direction::Forward {
-                for bias in [false, true] {
-                    all.push(plan::recorded(entry.op, &simt::Simt { dtype, groups, shifts, bias }, target)?);
-                }
-            }
+            all.extend(for_any_shape(entry, dtype, target, (groups, shifts))?);
         }
         let multiplies = dtype != DType::F32 && MmaAtom::of(dtype).is_some_and(|atom| atom.exists(target));
         if entry.direction == Direction::Backward || !multiplies {
@@ -103,6 +99,25 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
     if entry.direction == Direction::Forward {
         for bias in [false, true] {
             all.push(plan::recorded(entry.op, &sum::Sum { dtype, bias }, target)?);
+        }
+    }
+    Ok(all)
+}
+
+/// Kernels that expand a weight, and those of few rows for any shape.
+fn for_any_shape(
+    entry: &Entry,
+    dtype: DType,
+    target: Target,
+    (groups, shifts): (Groups, bool),
+) -> Result<Vec<Kernel>, PlanError> {
+    let mut all = Vec::new();
+    for width in [8, 1] {
+        all.push(plan::recorded(entry.op, &expand::Expand { dtype, groups, shifts, width }, target)?);
+    }
+    if entry.direction == Direction::Forward {
+        for bias in [false, true] {
+            all.push(plan::recorded(entry.op, &simt::Simt { dtype, groups, shifts, bias }, target)?);
         }
     }
     Ok(all)

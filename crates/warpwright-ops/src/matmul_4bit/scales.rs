@@ -9,7 +9,7 @@ use crate::quantize::tables::dynamic_map;
 
 kernel_args! {
     /// The tensors of scales; of some formats there are not all. `nested_absmax` is what scales that are codes are multiplied with: one factor for
-    /// every 256 nested ones, or one for all of e4m3.
+    /// every 256 nested ones, or one for all of e4m3; `offset` of indexed groups is the one of each column.
     pub(super) struct ScaleArgs => ScaleParams {
         scales: In<Elem>, zero_points: In<u8>, nested_absmax: In<f32>, offset: In<f32>
     }
@@ -20,6 +20,8 @@ kernel_args! {
 pub(super) struct Groups {
     pub(super) format: WeightFormat,
     pub(super) scale: ScaleFormat,
+    /// Whether the group of each column is given; otherwise neighbours share one.
+    pub(super) indexed: bool,
 }
 
 /// The scale of a group as it was loaded.
@@ -57,7 +59,8 @@ pub(super) const MAP_LEN: u32 = 256;
 impl Groups {
     /// Its part of the name of a kernel.
     pub(super) fn name(self) -> String {
-        format!("{}_{}", self.format.name(), self.scale.name())
+        let indexed = if self.indexed { "_indexed" } else { "" };
+        format!("{}_{}{indexed}", self.format.name(), self.scale.name())
     }
 
     /// The type of `scales` among the arguments of a kernel, whose part they are.
@@ -132,6 +135,16 @@ pub(super) fn fill_map<'k>(k: K<'k>, to: Ptr<'k, Shared, f32>) {
 }
 
 impl<'k> Decoder<'k> {
+    /// The group of element `at` of the row that begins at `row`, as scales count them. Of indexed groups `divisor` is the last of a row, which
+    /// those that are none stand for.
+    pub(super) fn group_of(&self, row: U64<'k>, at: U64<'k>, divisor: U64<'k>, shifts: bool) -> U32<'k> {
+        if self.groups.indexed {
+            let group = self.params.offset.cast::<u32>().at(at).get().min(divisor.to_u32());
+            return (row + group.to_u64()).to_u32();
+        }
+        group_of(row + at, divisor, shifts)
+    }
+
     /// Loads what there is of the group `after` others behind `group`.
     pub(super) fn load(&self, group: U32<'k>, after: u32) -> Loaded<'k> {
         let (p, behind) = (self.params, u64::from(after));
@@ -241,6 +254,6 @@ impl<'k> Decoder<'k> {
 }
 
 /// The group of an element: a size of groups that is a power of two is given as its logarithm.
-pub(super) fn group_of<'k>(element: U64<'k>, divisor: U64<'k>, shifts: bool) -> U32<'k> {
+fn group_of<'k>(element: U64<'k>, divisor: U64<'k>, shifts: bool) -> U32<'k> {
     (if shifts { element >> divisor.to_u32() } else { element / divisor }).to_u32()
 }

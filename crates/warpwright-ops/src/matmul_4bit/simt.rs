@@ -3,7 +3,7 @@
 use warpwright_dsl::WARP;
 use warpwright_dsl::prelude::*;
 
-use super::scales::{Groups, ScaleArgs, group_of, numbers, shift_of};
+use super::scales::{Groups, ScaleArgs, numbers, shift_of};
 use super::tuning::{SIMT_ROWS, SIMT_THREADS};
 
 kernel_args! {
@@ -13,7 +13,7 @@ kernel_args! {
         m: u32, n: u32, k: u32,
         /// Elements from one row of codes to the next.
         pitch: u64,
-        /// The same as scales count them, and elements that share one, or the logarithm.
+        /// The same as scales count them, and elements that share one, or the logarithm; of indexed groups the scales of a row, and the last.
         group_pitch: u64, divisor: u64,
     }
 }
@@ -61,7 +61,7 @@ impl KernelDef for Simt {
             let byte = a.weight.at(code >> 1).get();
             let odd = (code & 1).to_u32();
             let value = values.get((byte >> shift_of(self.groups.format, odd)) & 15);
-            let loaded = decoder.load(group_of(groups + at, a.divisor, self.shifts), 0);
+            let loaded = decoder.load(decoder.group_of(groups, at, a.divisor, self.shifts), 0);
             let value = decoder.zero_point(&loaded).map_or(value, |zero| value - zero);
             let weight = there.select(value * decoder.scale(k, &loaded), 0.0);
             let product = |(sum, x): (F32<'k>, &Ptr<'k, Read, Elem>)| {

@@ -298,7 +298,10 @@ fn is_sliced(desc: &Matmul4bitDesc, slice: u32) -> bool {
     let half = matches!(desc.dtype, DType::F16 | DType::BF16);
     let (_, group) = desc.weight.groups();
     let several = desc.weight.scale == ScaleFormat::E4m3;
-    half && desc.m > 0 && group.is_power_of_two() && (several || group.is_multiple_of(slice as usize))
+    half && !desc.weight.group_index
+        && desc.m > 0
+        && group.is_power_of_two()
+        && (several || group.is_multiple_of(slice as usize))
 }
 
 /// The launch with a configuration, if what it needs fits shared memory.

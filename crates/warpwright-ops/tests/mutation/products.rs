@@ -513,6 +513,11 @@ fn one_block(step: &LaunchStep) -> LaunchStep {
 
 /// Products with 4-bit weights: streaming kernels, warpgroups, one for any alignment, and expanded weights.
 fn of_four_bits(format: WeightFormat, scale: Option<ScaleFormat>, configs: &[FourBits]) {
+    of_groups(format, scale, configs, false);
+}
+
+/// The same, where the group of each column is given if they are `indexed`.
+fn of_groups(format: WeightFormat, scale: Option<ScaleFormat>, configs: &[FourBits], indexed: bool) {
     let fill = |specs: &[TensorSpec], slot: usize| match (specs[slot].name, specs[slot].dtype) {
         // Nested scales are any byte, the first and the last of a table among them; exponents are near that of 1, but for a row of the
         // least and a NaN.
@@ -527,6 +532,8 @@ fn of_four_bits(format: WeightFormat, scale: Option<ScaleFormat>, configs: &[Fou
             };
             (0..specs[slot].len).map(|i| byte(i) as f64).collect()
         }
+        // The last group, one behind it, and -1 among them.
+        ("group_index", _) => (0..specs[slot].len).map(|i| (i * 5 % 21) as f64 - 1.0).collect(),
         // The least and the greatest ones, and a NaN.
         ("scales", DType::F8E4M3) => {
             let last = specs[slot].len - 1;
@@ -562,6 +569,7 @@ fn of_four_bits(format: WeightFormat, scale: Option<ScaleFormat>, configs: &[Fou
         };
         let mut weight = Weight4bitDesc::new(format, [n, k], format.fixed_group_size().unwrap_or(group));
         weight.scale = scale.unwrap_or(weight.scale);
+        weight.group_index = indexed;
         // A bias would hide the least scales.
         let bias = i % 2 == 1 && format != WeightFormat::Mxfp4;
         let desc = Matmul4bitDesc { dtype: DType::BF16, m, weight, bias };
@@ -576,6 +584,12 @@ fn of_four_bits(format: WeightFormat, scale: Option<ScaleFormat>, configs: &[Fou
 #[test]
 fn defects_of_products_with_4_bit_weights_are_noticed() {
     of_four_bits(WeightFormat::Nf4, Some(ScaleFormat::Nested), &[]);
+}
+
+#[test]
+#[ignore = "nightly: mutation-products"]
+fn defects_of_products_with_indexed_groups_are_noticed() {
+    of_groups(WeightFormat::Int4, None, &[], true);
 }
 
 #[test]

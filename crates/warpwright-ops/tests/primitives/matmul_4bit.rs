@@ -45,6 +45,7 @@ fn what_has_no_plan() {
     parameter(desc(1, [1, 64], 0), "group_size");
     parameter(of(Weight4bitDesc { scale: ScaleFormat::E8m0, ..good.weight }), "scale");
     parameter(of(Weight4bitDesc { scale: ScaleFormat::Float(DType::F64), ..good.weight }), "scale");
+    parameter(of(Weight4bitDesc { group_index: true, ..good.weight }), "group_index");
     parameter(of(Weight4bitDesc { scale: ScaleFormat::E4m3, ..good.weight }), "scale");
     parameter(of(Weight4bitDesc::new(WeightFormat::Mxfp4, [16, 64], 64)), "group_size");
     parameter(of(Weight4bitDesc::new(WeightFormat::Nvfp4, [16, 64], 32)), "group_size");
@@ -100,6 +101,14 @@ fn shapes_have_the_kernels_that_the_module_says() {
         let name = of_16(m, k);
         assert!(name.contains("nvfp4_e4m3_bf16") && name.contains(part), "{m} {k}: {name}");
     }
+    // Groups of columns in any order.
+    let indexed = |m| {
+        let weight = Weight4bitDesc::new(WeightFormat::Int4, [64, 256], 64);
+        let weight = Weight4bitDesc { group_index: true, ..weight };
+        launches(&Matmul4bitDesc { weight, ..desc(m, [64, 256], 64) }, TARGET)
+    };
+    assert_eq!(indexed(8), ["matmul_4bit_simt_int4_f32_indexed_bf16_shift"]);
+    assert_eq!(indexed(9)[0], "matmul_4bit_expand_int4_f32_indexed_bf16_shift_x8");
     // Few tiles share out the common dimension. Of warps, what x takes of shared memory decides how many parts there are.
     for (k, part) in [(8192, "_wg_"), (8128, "_w8_")] {
         let parts = launches(&desc(32, [64, k], 64), TARGET);
@@ -230,6 +239,7 @@ fn numbers_of_nvfp4_are_exact() {
             zero_points: None,
             nested: None,
             tensor_scale: Some(&of_whole),
+            group_index: None,
         };
         let column = |row: usize| (row * 83 + 5) % k;
         let one = |i: usize| half::f16::from_f32(if column(i / k) == i % k { 1.0 } else { 0.0 });

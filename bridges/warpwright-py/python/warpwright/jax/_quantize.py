@@ -14,7 +14,7 @@ from ._differentiable import differentiable
 
 _MORE = "Here the first of two elements is in the high half of a byte. There is no gradient."
 # Those of the arrays of a weight that not every format has come behind the first two.
-_FURTHER = ("zero_points", "nested_absmax", "offset", "tensor_scale")
+_FURTHER = ("zero_points", "nested_absmax", "offset", "tensor_scale", "group_index")
 
 
 def _quantizer(name: str) -> Tuple[Callable[..., Any], Callable[..., Any]]:
@@ -83,12 +83,13 @@ def linear_4bit(
     nested_absmax: Optional[ArrayLike] = None,
     offset: Optional[ArrayLike] = None,
     tensor_scale: Optional[ArrayLike] = None,
+    group_index: Optional[ArrayLike] = None,
 ) -> Array:
     """`linear` with a weight of 4 bits, as `warpwright.matmul_4bit` describes it: input [..., k], a weight that stands for shape, [n, k].
 
     The weight is a constant. Differentiable in input and bias. Raises `ShapeError`, `DtypeError` and `ParameterError`.
     """
-    weight = codes, scales, zero_points, nested_absmax, offset, tensor_scale
+    weight = codes, scales, zero_points, nested_absmax, offset, tensor_scale, group_index
     weight = (None if a is None else jax.lax.stop_gradient(jnp.asarray(a)) for a in weight)
     options = tuple(int(n) for n in shape), format, int(group_size)
     try:

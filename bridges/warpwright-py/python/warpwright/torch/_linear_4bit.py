@@ -11,7 +11,10 @@ from ._differentiable import Differentiable
 from ._operators import quantize_fp4, quantize_nf4
 from ._registry import Operator
 
-_WEIGHT = "Tensor codes, Tensor scales, Tensor? zero_points, Tensor? nested_absmax, Tensor? offset, Tensor? tensor_scale"
+_WEIGHT = (
+    "Tensor codes, Tensor scales, Tensor? zero_points, Tensor? nested_absmax, Tensor? offset, Tensor? tensor_scale, "
+    "Tensor? group_index"
+)
 _PARAMETERS = "SymInt n, SymInt k, str format, SymInt group_size"
 
 
@@ -22,6 +25,7 @@ def _weight(
     nested_absmax: Any,
     offset: Any,
     tensor_scale: Any,
+    group_index: Any,
     n: int,
     k: int,
     format: str,
@@ -38,6 +42,7 @@ def _weight(
         "nested_absmax": nested_absmax,
         "offset": offset,
         "tensor_scale": tensor_scale,
+        "group_index": group_index,
     }
 
 
@@ -52,7 +57,7 @@ def _gradients(*arguments: Any) -> Tuple[Optional[Tensor], Optional[Tensor]]:
 
 
 def _fake_gradients(codes: Tensor, scales: Tensor, *rest: Any) -> Tuple[Optional[Tensor], Optional[Tensor]]:
-    _, _, _, _, dy, n, k, _, _, wanted = rest
+    _, _, _, _, _, dy, n, k, _, _, wanted = rest
     return dy.new_empty((*dy.shape[:-1], k)) if wanted[0] else None, dy.new_empty((n,)) if wanted[1] else None
 
 
@@ -60,14 +65,14 @@ _linear = Differentiable(
     Operator(
         f"linear_4bit(Tensor x, Tensor? bias, {_WEIGHT}, {_PARAMETERS}) -> Tensor",
         native=_product,
-        fake=lambda x, *rest: x.new_empty((*x.shape[:-1], rest[7])),
+        fake=lambda x, *rest: x.new_empty((*x.shape[:-1], rest[8])),
     ),
     Operator(
         f"linear_4bit_backward({_WEIGHT}, Tensor dy, {_PARAMETERS}, bool[] output_mask) -> (Tensor, Tensor)",
         native=_gradients,
         fake=_fake_gradients,
     ),
-    save=lambda inputs, found: inputs[2:8],
+    save=lambda inputs, found: inputs[2:9],
 ).function()
 
 
@@ -84,10 +89,11 @@ def linear_4bit(
     nested_absmax: Optional[Tensor] = None,
     offset: Optional[Tensor] = None,
     tensor_scale: Optional[Tensor] = None,
+    group_index: Optional[Tensor] = None,
 ) -> Tensor:
     """`torch.nn.functional.linear` with a weight of 4 bits, as `warpwright.matmul_4bit` describes it. Differentiable in input and bias."""
     n, k = shape
-    weight = codes, scales, zero_points, nested_absmax, offset, tensor_scale
+    weight = codes, scales, zero_points, nested_absmax, offset, tensor_scale, group_index
     return _linear(input, bias, *weight, n, k, format, group_size)
 
 
