@@ -1,11 +1,11 @@
 //! Times products with 4-bit weights with every kernel that multiplies what it decodes, beside those with a dense weight, in microseconds with
 //! cold caches.
 //!
-//!     cargo run --release -p warpwright-timing --bin matmul_4bit_time [-- N,K ...] [ROWS ...] [nf4 | int4 | int4_asymmetric | mxfp4 | nvfp4 ...]
+//!     cargo run --release -p warpwright-timing --bin matmul_4bit_time [-- N,K ...] [ROWS ...] [nf4 | int4 | int4_asymmetric | mxfp4 | nvfp4 ...] [nested]
 
 use warpwright::matmul::GemmDesc;
 use warpwright::matmul_4bit::tuning::{self, Config};
-use warpwright::matmul_4bit::{Matmul4bitDesc, Weight4bitDesc, WeightFormat};
+use warpwright::matmul_4bit::{Matmul4bitDesc, ScaleFormat, Weight4bitDesc, WeightFormat};
 use warpwright::{DType, Device, Error, Operation};
 use warpwright_timing::{Cold, Ready, Shared};
 
@@ -36,7 +36,10 @@ fn main() -> Result<(), Error> {
         for [n, k] in &shapes {
             for m in &rows {
                 let group = format.fixed_group_size().unwrap_or(64);
-                let weight = Weight4bitDesc::new(format, [*n, *k], group);
+                let mut weight = Weight4bitDesc::new(format, [*n, *k], group);
+                if args.iter().any(|arg| arg == "nested") {
+                    weight.scale = ScaleFormat::Nested;
+                }
                 let desc = Matmul4bitDesc { dtype: DType::BF16, m: *m, weight, bias: false };
                 println!("{} {n} x {k}, {m} rows", format.name());
                 products(&device, &cold, &desc)?;

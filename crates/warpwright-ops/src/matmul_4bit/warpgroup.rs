@@ -155,19 +155,32 @@ impl KernelDef for Warpgroup {
         let map = self.groups.is_nested().then(|| k.shared_at::<f32>(map_at));
         map.into_iter().for_each(|map| fill_map(k, map));
         let turned = map_at + WarpgroupConfig::MAP_BYTES;
+        let table = PairTable { k, dtype: of_table, copy: k.shared_at::<u8>(table_at).at(k.lane_idx() << 2) };
+        let codes_pipeline = k.mbarrier_pipeline(config.stages);
+        let x_pipeline = k.mbarrier_pipeline(config.x_stages);
+        k.if_(k.thread_idx().eq(0), || {
+            let warps = config.groups * GROUP / WARP;
+            codes_pipeline.init(warps);
+            x_pipeline.init(warps);
+            k.publish_mbarriers();
+        });
+        k.after_previous_grid();
+        // It reads the offset of nested scales, which the grid before may have written.
+        let decoder = self.groups.decoder_with(p.scale, map);
+        let kernel = *self;
         let block = Block {
             k,
             p,
-            kernel: *self,
-            decoder: self.groups.decoder_with(p.scale, map),
-            table: PairTable { k, dtype: of_table, copy: k.shared_at::<u8>(table_at).at(k.lane_idx() << 2) },
+            kernel,
+            decoder,
+            table,
             codes,
             x,
             codes_at,
             x_at,
             turned,
-            codes_pipeline: k.mbarrier_pipeline(config.stages),
-            x_pipeline: k.mbarrier_pipeline(config.x_stages),
+            codes_pipeline,
+            x_pipeline,
         };
         block.run();
     }
@@ -177,12 +190,6 @@ impl<'k> Block<'k> {
     fn run(&self) {
         let (k, config) = (self.k, self.kernel.config);
         let multiplying = config.groups * GROUP;
-        k.if_(k.thread_idx().eq(0), || {
-            self.codes_pipeline.init(multiplying / WARP);
-            self.x_pipeline.init(multiplying / WARP);
-            k.publish_mbarriers();
-        });
-        k.after_previous_grid();
         k.barrier();
         k.start_next_grid();
         let (fewer, more) = WarpgroupConfig::REGISTERS;
