@@ -62,6 +62,7 @@ mod limits;
 mod memory;
 mod program;
 mod progress;
+pub mod refute;
 mod relevance;
 pub mod report;
 mod resident;

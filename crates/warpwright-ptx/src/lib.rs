@@ -15,6 +15,7 @@ pub mod isa;
 pub mod join;
 pub mod kernel;
 pub mod module;
+pub mod prove;
 pub mod tensor_map;
 pub mod text;
 pub mod types;
