@@ -21,7 +21,7 @@ pub struct Cli {
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 all is well, 1 something was found to be wrong, 2 usage or input/output,\n\
-    130 ended by Ctrl-C, 143 by SIGTERM; an output appears whole or not at all.\n\
+    3 `prove` decided neither, 130 ended by Ctrl-C, 143 by SIGTERM; an output appears whole or not at all.\n\
     Results go to standard output, everything else to standard error. NO_COLOR turns colours off.\n\
     WARPWRIGHT_LOG=warpwright=debug prints plans, compilations, launches and cache hits on standard error.";
 
@@ -58,6 +58,9 @@ pub enum Command {
     /// Parse and verify a PTX file.
     #[command(after_help = LINT_EXAMPLES)]
     Lint(LintArgs),
+    /// Decide bounds and races of a kernel for all grids and sizes.
+    #[command(after_help = PROVE_EXAMPLES)]
+    Prove(ProveArgs),
     /// Time primitives against the limits of the device; on the emulator, count instead.
     #[command(after_help = BENCH_EXAMPLES)]
     Bench(BenchArgs),
@@ -79,7 +82,7 @@ pub struct JsonArg {
     pub json: bool,
 }
 
-/// How `run` and `lint` say what they found.
+/// How `run`, `lint` and `prove` say what they found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum ReportFormat {
     /// For people.
@@ -617,6 +620,52 @@ pub struct LintArgs {
     /// Whether it can be assembled for this target, too.
     #[arg(long, value_parser = parse_target)]
     pub target: Option<Target>,
+    /// Output form.
+    #[command(flatten)]
+    pub format: FormatArg,
+}
+
+const PROVE_EXAMPLES: &str = "What the launches of the kernel have in common is said with its own names: COUNT and EXPR are made of numbers, integer
+parameters, ntid.x to nctaid.z, + - * / % and parentheses. Nothing said is any launch; blocks have the shape of .reqntid if there
+is one; indices that the kernel does not read have an extent of 1.
+
+proved       holds in every such launch, as long as arrays are as long as promised, do not overlap and begin at multiples of 16 bytes
+refuted      a launch in the emulator shows the defect; the command that runs it again is printed
+not decided  something is not understood, or may be wrong; the line and the reason are printed
+
+Exit codes: 0 both are proved, 1 one is refuted, 3 neither.
+
+Examples:
+  warpwright prove k.ptx --array x=n:f32 --array y=n:f32 --assume 'nctaid.x*ntid.x <= 4294967296'
+  warpwright prove rows.ptx --entry norm --array x=rows*n:bf16 --assume 'nctaid.x == rows' --assume 'n % 8 == 0' --range n=1..16384";
+
+/// `prove`
+#[derive(Debug, Args)]
+pub struct ProveArgs {
+    /// The PTX file.
+    #[arg(value_name = "K.ptx")]
+    pub file: PathBuf,
+    /// The kernel; may be left out if the file has only one.
+    #[arg(long, value_name = "NAME")]
+    pub entry: Option<String>,
+    /// An array: the parameter that points to it, its elements and their type, as in x=rows*n:f32.
+    #[arg(long = "array", value_name = "NAME=COUNT:DTYPE")]
+    pub arrays: Vec<String>,
+    /// Least and greatest value of an integer parameter. One that may be negative is signed.
+    #[arg(long = "range", value_name = "NAME=LEAST..GREATEST")]
+    pub ranges: Vec<String>,
+    /// What holds in every launch: two expressions with ==, !=, <, <=, > or >= between them.
+    #[arg(long = "assume", value_name = "COMPARISON")]
+    pub assumptions: Vec<String>,
+    /// Blocks of the grid; any if it is left out.
+    #[arg(long, value_name = "X[,Y,Z]", value_parser = parse_dim3)]
+    pub grid: Option<Dim3>,
+    /// Threads of a block; any if it is left out and the kernel does not fix them.
+    #[arg(long, value_name = "X[,Y,Z]", value_parser = parse_dim3)]
+    pub block: Option<Dim3>,
+    /// Bytes of dynamic shared memory: an expression.
+    #[arg(long, value_name = "EXPR")]
+    pub shared: Option<String>,
     /// Output form.
     #[command(flatten)]
     pub format: FormatArg,

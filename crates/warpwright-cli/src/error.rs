@@ -22,6 +22,8 @@ pub enum Outcome {
     Clean,
     /// The command did its work and found something wrong: exit code 1.
     Findings,
+    /// The command did its work, and the question stays open: exit code 3.
+    NotDecided,
 }
 
 /// The role of a file in a command.

@@ -44,6 +44,7 @@ pub fn main() -> ExitCode {
     let code = match result {
         Ok(Outcome::Clean) => 0,
         Ok(Outcome::Findings) => 1,
+        Ok(Outcome::NotDecided) => 3,
         Err(error) => {
             // Whatever stopped when the user asked for the end did so for that reason.
             let error = interrupt::check().err().unwrap_or(error);

@@ -10,6 +10,7 @@ pub mod emit;
 pub mod inspect;
 pub mod lint;
 pub mod ops;
+pub mod prove;
 pub mod quantize;
 pub mod ranks;
 pub mod run;
@@ -39,6 +40,7 @@ pub fn dispatch(command: &Command, console: &mut Console) -> Result<Outcome, Err
         Command::Demo(args) => demo::run(args, console),
         Command::Run(args) => run::run(args, console),
         Command::Lint(args) => lint::run(args, console),
+        Command::Prove(args) => prove::run(args, console),
         Command::Bench(args) => bench::run(args, console),
     }
 }

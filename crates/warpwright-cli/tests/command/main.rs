@@ -10,5 +10,6 @@ mod gguf;
 mod logging;
 mod outputs;
 mod paths;
+mod prove;
 mod signals;
 mod writers;

@@ -9,7 +9,7 @@ use crate::commands::lint::characters;
 use crate::sarif::{self, Region, Related, Rule};
 
 /// A finding with everything that is known about it.
-pub(super) fn to_json(finding: &Finding, source: &str) -> Value {
+pub(in crate::commands) fn to_json(finding: &Finding, source: &str) -> Value {
     let mut value = json!({
         "tool": finding.tool.name(),
         "line": finding.line,
@@ -66,7 +66,7 @@ fn source_json(line: &SourceLine) -> Value {
 }
 
 /// The instruction that begins at a place of the text; the column comes in bytes and goes in characters.
-fn region(source: &str, line: u32, column: u32) -> Region {
+pub(in crate::commands) fn region(source: &str, line: u32, column: u32) -> Region {
     let text = (line as usize).checked_sub(1).and_then(|at| source.lines().nth(at)).unwrap_or("");
     let from = (column as usize).saturating_sub(1);
     let statement = text.get(from..).unwrap_or("");
@@ -85,7 +85,7 @@ fn tool_rule(tool: Tool) -> &'static str {
 }
 
 /// Adds a finding to a log; the other thread of a race is a related location.
-pub(super) fn to_sarif(finding: &Finding, source: &str, log: &mut sarif::Log) {
+pub(in crate::commands) fn to_sarif(finding: &Finding, source: &str, log: &mut sarif::Log) {
     let id = format!("{}/{}", finding.tool, finding.kind);
     let mut message = format!(
         "{} (thread {:?} of block {:?}{})",

@@ -5,12 +5,13 @@ mod arguments;
 mod costs;
 mod cuda;
 mod emulated;
-mod findings;
+pub(super) mod findings;
 mod list;
 mod outputs;
 mod page;
 mod structure;
 
+use std::path::Path;
 use std::time::Instant;
 
 use serde_json::{Value, json};
@@ -36,23 +37,8 @@ use crate::table::Align;
 /// # Errors
 /// A file cannot be read or written, the arguments do not fit the kernel, or the device fails.
 pub fn run(args: &RunArgs, console: &mut Console) -> Result<Outcome, Error> {
-    let source = read_ptx(&args.file)?;
-    let remarks = examine(&source, None);
-    let errors: Vec<_> = remarks.iter().filter(|remark| remark.is_error).collect();
-    if !errors.is_empty() {
-        if args.format.get() == ReportFormat::Sarif {
-            let mut log = Log::new(&args.file);
-            errors.iter().for_each(|remark| log.add(&remark.sarif()));
-            console.json(&log.finish())?;
-        }
-        let file = Shown(&args.file).to_string();
-        for remark in &errors {
-            eprint_excerpt(console, remark.excerpt(&file, &source, console.error_palette()));
-        }
-        let message = format!("{file}: is not valid PTX ({} errors)", errors.len());
-        return Err(Error::usage(message, "`warpwright lint` shows warnings too"));
-    }
-    let entry = entry_name(args, &source)?;
+    let source = read_valid(&args.file, args.format.get(), console)?;
+    let entry = entry_name(&args.file, args.entry.as_ref(), &source)?;
     let arguments = match &args.args_json {
         Some(path) => {
             let (mut texts, mut arrays) = list::read(path)?;
@@ -124,11 +110,33 @@ fn device_of(args: &RunArgs, console: &Console) -> Result<Option<Device>, Error>
     Ok((!device.is_emulator()).then_some(device))
 }
 
-fn entry_name(args: &RunArgs, source: &str) -> Result<String, Error> {
+/// The text of a PTX file without errors; what is wrong with another is printed.
+pub(super) fn read_valid(file: &Path, format: ReportFormat, console: &mut Console) -> Result<String, Error> {
+    let source = read_ptx(file)?;
+    let remarks = examine(&source, None);
+    let errors: Vec<_> = remarks.iter().filter(|remark| remark.is_error).collect();
+    if errors.is_empty() {
+        return Ok(source);
+    }
+    if format == ReportFormat::Sarif {
+        let mut log = Log::new(file);
+        errors.iter().for_each(|remark| log.add(&remark.sarif()));
+        console.json(&log.finish())?;
+    }
+    let file = Shown(file).to_string();
+    for remark in &errors {
+        eprint_excerpt(console, remark.excerpt(&file, &source, console.error_palette()));
+    }
+    let message = format!("{file}: is not valid PTX ({} errors)", errors.len());
+    Err(Error::usage(message, "`warpwright lint` shows warnings too"))
+}
+
+/// The kernel that is asked for, or the only one of a file.
+pub(super) fn entry_name(file: &Path, entry: Option<&String>, source: &str) -> Result<String, Error> {
     let names: Vec<String> =
         text::parse(source).module.entries().map(|function| function.name.clone()).collect();
-    let file = Shown(&args.file);
-    match (&args.entry, names.as_slice()) {
+    let file = Shown(file);
+    match (entry, names.as_slice()) {
         (_, []) => Err(Error::usage(format!("{file}: holds no kernel"), "a kernel is declared with .entry")),
         (Some(name), all) if all.contains(name) => Ok(name.clone()),
         (Some(name), all) => Err(Error::usage(
