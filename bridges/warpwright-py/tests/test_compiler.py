@@ -128,6 +128,11 @@ def test_attention(name):
     compare(module, inputs, [("attention", expected)])
 
 
+def test_masks_with_gradients():
+    module = Function(lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, mask), *(normal(2, 4, 6, 8) for _ in range(3)), normal(4, 6, 6))
+    compare(module, [], [("attention", "")])
+
+
 def test_masks_of_random_numbers_are_no_constants():
     def graph(q, k, v):
         return F.scaled_dot_product_attention(q, k, v, torch.rand(6, 6) < 2)
@@ -135,10 +140,19 @@ def test_masks_of_random_numbers_are_no_constants():
     compare(Function(graph, *(normal(2, 4, 6, 8) for _ in range(3))), [], [("attention", "")])
 
 
-def test_masks_that_are_written_to():
+def _columns(mask):
+    mask[:, 4:] = False
+
+
+def _a_view(mask):
+    mask[:, 4:].transpose(0, 1).zero_()
+
+
+@pytest.mark.parametrize("write", [_columns, _a_view])
+def test_masks_that_are_written_to(write):
     def graph(q, k, v):
         mask = torch.ones(6, 6, dtype=torch.bool)
-        mask[:, 4:] = False
+        write(mask)
         return F.scaled_dot_product_attention(q, k, v, mask)
 
     compare(Function(graph, *(normal(2, 4, 6, 8) for _ in range(3))), [], [("attention", "")])
@@ -232,6 +246,12 @@ def _residual_written(norm, x, residual):
     return F.relu(y + kept)
 
 
+def _view_written(norm, x, residual):
+    y = F.batch_norm(x, None, None, residual[0, :, 0, 0], training=True)
+    residual.mul_(2)
+    return F.relu(y) + norm.weight.sum()
+
+
 def _scaled(norm, x, residual):
     return F.relu(torch.add(norm(x), residual, alpha=2))
 
@@ -252,11 +272,12 @@ def _scaled(norm, x, residual):
         (lambda norm, x, residual: F.relu(norm(x) + residual[:1]), ""),
         (_x_written, "no: mul_ writes in place"),
         (_residual_written, "no: add_"),
+        (_view_written, "no: mul_ writes in place"),
     ],
 )
 def test_batch_norm(tail, expected):
     # PyTorch refuses gradients of what was read and then written.
-    module = Block(tail).requires_grad_(tail is not _x_written)
+    module = Block(tail).requires_grad_(tail not in (_x_written, _view_written))
     compare(module, [last(4, 3, 5, 5), last(4, 8, 5, 5)], [("batch_norm", expected)], **IMAGES)
 
 
@@ -319,6 +340,16 @@ def test_sums_and_norms_behind_them(alike):
     expected = "with the sum before it" if alike else ""
     for kind, graph in (("layer_norm", layer), ("rms_norm", rms)):
         compare(Function(graph, normal(16), normal(16)), [normal(3, 5, 16), y], [(kind, expected)], enable={"layer_norm", "rms_norm"})
+
+
+@pytest.mark.parametrize("write", [lambda z: z.mul_(2), lambda z: z.view(-1)[3:].zero_()])
+def test_sums_that_are_written_before_their_norm(write):
+    def graph(w, x, y):
+        z = x + y
+        write(z)
+        return F.layer_norm(z, (16,), w, w)
+
+    compare(Function(graph, normal(16)), [normal(3, 16), normal(3, 16)], [("layer_norm", "")], enable={"layer_norm"})
 
 
 def head(convert, **options):

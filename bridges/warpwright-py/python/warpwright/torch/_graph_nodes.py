@@ -89,10 +89,17 @@ def _written(node: Node) -> Iterable[Any]:
     return found
 
 
+def _line(node: Any) -> Iterable[Node]:
+    """A node, and those whose memory its result may be a view of: views are taken of first arguments."""
+    while isinstance(node, Node):
+        yield node
+        node = next(iter(node.all_input_nodes), None)
+
+
 def hindrance(first: Node, last: Node, absorbed: Collection[Node], read: Iterable[Any]) -> Optional[str]:
     """Why what `first` reads may not be read at `last` only: something between them that is not `absorbed` may write to it. Inputs of the graph do not
     share memory with one another."""
-    held = {n for n in read if isinstance(n, Node)}
+    held = {n for argument in read for n in _line(argument)}
     node = first.next
     while node is not last:
         if node.op == "root":
@@ -130,7 +137,10 @@ def constant(node: Node) -> Optional[Tensor]:
         order.append(n)
         return True
 
-    if not visit(node) or any(target is n for n in order for user in n.users for target in _written(user)):
+    if not visit(node):
+        return None
+    # Neither may what it is made of be written to, nor a view of that.
+    if any(n in seen for user in node.graph.nodes for target in _written(user) for n in _line(target)):
         return None
     found: Dict[Node, Any] = {}
     with torch._subclasses.fake_tensor.unset_fake_temporarily(), torch.no_grad(), torch.device("cpu"):

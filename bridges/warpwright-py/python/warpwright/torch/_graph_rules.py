@@ -113,6 +113,17 @@ def _masked(mask: Tensor, queries: int, keys: int) -> Optional[str]:
     return "causal" if bool((seen == torch.ones(queries, keys, dtype=torch.bool).tril()).all()) else None
 
 
+def _fixed(mask: Node, queries: Any, keys: Any) -> Optional[str]:
+    """The same of a node, if its result is the same in every call. Layers share masks: each is looked at once."""
+    if not isinstance(queries, int) or not isinstance(keys, int):
+        return None
+    known = mask.meta.setdefault("warpwright_masks", {})
+    if (queries, keys) not in known:
+        found = constant(mask)
+        known[queries, keys] = None if found is None else _masked(found, queries, keys)
+    return known[queries, keys]
+
+
 def _attention(node: Node) -> Decision:
     a = given(node, _ATTENTION)
     q, k, v = (tensor(a[name]) for name in _ATTENTION[:3])
@@ -129,12 +140,8 @@ def _attention(node: Node) -> Decision:
         return why
     mask, causal, about = a.get("attn_mask"), bool(a.get("is_causal", False)), ""
     if isinstance(mask, Node):
-        fixed = constant(mask)
-        which = None if fixed is None else _masked(fixed, q.shape[-2], k.shape[-2])
-        if which is None:
-            if tensor(mask) is None or tensor(mask).requires_grad:
-                return "the mask has a gradient"
-        else:
+        which = _fixed(mask, q.shape[-2], k.shape[-2])
+        if which is not None:
             mask, causal, about = None, causal or which == "causal", f"a mask that is {which} in every call"
     (keys, of_keys), (values, of_values) = _unrepeated(a["key"]), _unrepeated(a["value"])
     grouped = bool(a.get("enable_gqa", False))
@@ -148,7 +155,6 @@ def _attention(node: Node) -> Decision:
 
 # Norms.
 
-_BATCH_NORM = ("x", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 _TORCH_BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 
 
@@ -210,7 +216,9 @@ def _row_norm(node: Node, arguments: Tuple[Any, ...], alone: Any, with_sum: Any)
     # Of a sum that is read by more than the norm, too; one that is written over another tensor stays.
     if calls(x, (operator.add, torch.add), ("add",)) and len(x.args) == 2 and isinstance(x.args[0], Node):
         a, b = x.args[0], other_summand(x, x.args[0])
-        if b is not None and isinstance(b, Node) and all(not isinstance(r, Node) or r.op == "placeholder" for r in rest):
+        early: List[bool] = []
+        torch.fx.node.map_arg(rest, lambda n: early.append(n.op == "placeholder"))
+        if isinstance(b, Node) and all(early) and hindrance(x, node, (), (x, *rest)) is None:
             return Change(with_sum, (a, b, *rest), node, also=x, about="with the sum before it")
     return Change(alone, arguments, node)
 
