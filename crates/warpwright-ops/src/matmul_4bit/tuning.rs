@@ -228,7 +228,7 @@ pub const MAX_DECODED_ROWS: usize = 3072;
 /// Elements of a weight from which warpgroups multiply 9 to 16 rows, too.
 const LARGE: usize = 1 << 25;
 /// Most rows that the kernel for any alignment multiplies where no other one does; of more the weight is expanded.
-pub const MAX_SIMT_ROWS: usize = 8;
+pub const MAX_SIMT_ROWS: usize = SIMT_ROWS as usize;
 
 /// Every configuration that a plan can have: for up to eight rows two small blocks a multiprocessor, where the rows fit twice; from 17 on
 /// sums take the registers of more than eight warps.

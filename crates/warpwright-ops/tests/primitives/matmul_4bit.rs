@@ -107,8 +107,8 @@ fn shapes_have_the_kernels_that_the_module_says() {
         let weight = Weight4bitDesc { group_index: true, ..weight };
         launches(&Matmul4bitDesc { weight, ..desc(m, [64, 256], 64) }, TARGET)
     };
-    assert_eq!(indexed(8), ["matmul_4bit_simt_int4_f32_indexed_bf16_shift"]);
-    assert_eq!(indexed(9)[0], "matmul_4bit_expand_int4_f32_indexed_bf16_shift_x8");
+    assert_eq!(indexed(4), ["matmul_4bit_simt_int4_f32_indexed_bf16_shift"]);
+    assert_eq!(indexed(5)[0], "matmul_4bit_expand_int4_f32_indexed_bf16_shift_x8");
     // Few tiles share out the common dimension. Of warps, what x takes of shared memory decides how many parts there are.
     for (k, part) in [(8192, "_wg_"), (8128, "_w8_")] {
         let parts = launches(&desc(32, [64, k], 64), TARGET);
