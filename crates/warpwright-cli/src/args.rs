@@ -590,6 +590,10 @@ pub struct RunArgs {
     /// random or random:SEED. Results that differ between these show a missing wait.
     #[arg(long, value_name = "WHEN", default_value = "latest", value_parser = parse_completion)]
     pub completion: (Completion, u64),
+    /// Launches in the emulator: the first as --completion says, the others with random orders of warps and blocks and random completions.
+    /// Findings of all of them are listed, and arrays that are not the same in all; outputs are those of the first.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub schedules: u32,
     /// Limits of the launch.
     #[command(flatten)]
     pub limits: LimitArgs,

@@ -11,5 +11,6 @@ mod logging;
 mod outputs;
 mod paths;
 mod prove;
+mod schedules;
 mod signals;
 mod writers;

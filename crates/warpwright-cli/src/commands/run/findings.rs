@@ -136,6 +136,20 @@ pub(in crate::commands) fn to_sarif(finding: &Finding, source: &str, log: &mut s
     });
 }
 
+/// Adds an array that depends on the schedule.
+pub(super) fn difference_to_sarif(message: String, kernel: &str, log: &mut sarif::Log) {
+    let summary = "Results are the same in every order of warps and blocks.";
+    log.add(&sarif::Finding {
+        rule: Rule { id: "schedule", summary, help: "" },
+        is_error: false,
+        message,
+        region: Region::default(),
+        kernel: Some(kernel),
+        related: Vec::new(),
+        properties: Value::Null,
+    });
+}
+
 /// Adds the reason why a kernel was ended.
 pub(super) fn fault_to_sarif(fault: &str, kernel: &str, log: &mut sarif::Log) {
     log.add(&sarif::Finding {

@@ -51,7 +51,12 @@ pub fn run(args: &RunArgs, console: &mut Console) -> Result<Outcome, Error> {
     outputs::check(args, &arguments)?;
     let launch = Launch { args, source: &source, entry: &entry, arguments };
     let mut outcome = match device_of(args, console)? {
-        Some(device) => cuda::run(&launch, &device)?,
+        Some(device) => {
+            if args.schedules > 1 {
+                console.note("schedules are the emulator's: --device emulator");
+            }
+            cuda::run(&launch, &device)?
+        }
         None => emulated::run(&launch)?,
     };
     let page = args.html.as_deref().filter(|_| outcome.counters.is_some());
@@ -95,6 +100,27 @@ struct Aftermath {
     lines: Vec<LineCounters>,
     /// Why the kernel was ended, if it was.
     fault: Option<String>,
+    /// Arrays that are not what they are in the first schedule.
+    differences: Vec<Difference>,
+}
+
+/// An array that is another one in a further schedule.
+struct Difference {
+    /// Its name in findings.
+    array: String,
+    /// The first element that differs.
+    element: u64,
+    /// The seed of `--completion random:SEED` that shows it.
+    seed: u64,
+}
+
+impl Difference {
+    fn message(&self) -> String {
+        let Self { array, element, seed } = self;
+        format!(
+            "`{array}` depends on the schedule: element {element} is another one with --completion random:{seed}"
+        )
+    }
 }
 
 /// The GPU to run on; `None` for the emulator.
@@ -185,6 +211,7 @@ fn report(launch: &Launch<'_>, outcome: &Aftermath, console: &mut Console) -> Re
                 "lines": outcome.lines.iter().map(line_json).collect::<Value>(),
                 "printed": outcome.printed.iter().map(printed_json).collect::<Value>(),
                 "unfreed_bytes": unfreed_bytes(outcome),
+                "differences": outcome.differences.iter().map(difference_json).collect::<Value>(),
             });
             if let Some(fault) = &outcome.fault {
                 value["fault"] = fault.as_str().into();
@@ -196,6 +223,9 @@ fn report(launch: &Launch<'_>, outcome: &Aftermath, console: &mut Console) -> Re
             outcome.findings.iter().for_each(|finding| findings::to_sarif(finding, source, &mut log));
             if let Some(fault) = &outcome.fault {
                 findings::fault_to_sarif(fault, launch.entry, &mut log);
+            }
+            for difference in &outcome.differences {
+                findings::difference_to_sarif(difference.message(), launch.entry, &mut log);
             }
             console.json(&log.finish())?;
         }
@@ -210,6 +240,10 @@ fn report(launch: &Launch<'_>, outcome: &Aftermath, console: &mut Console) -> Re
 
 fn printed_json(printed: &Printed) -> Value {
     json!({"block": printed.block, "thread": printed.thread, "text": printed.text})
+}
+
+fn difference_json(difference: &Difference) -> Value {
+    json!({"array": difference.array, "element": difference.element, "seed": difference.seed})
 }
 
 fn unfreed_bytes(outcome: &Aftermath) -> u64 {
@@ -231,6 +265,9 @@ fn print(launch: &Launch<'_>, outcome: &Aftermath, console: &mut Console) -> Res
     }
     if let Some(fault) = &outcome.fault {
         console.line(format_args!("{}: {fault}", console.palette().error("error")))?;
+    }
+    for difference in &outcome.differences {
+        console.line(format_args!("{}: {}", console.palette().warning("warning"), difference.message()))?;
     }
     for output in &outcome.outputs {
         console.line(format_args!("{}: {} {:?}", Shown(&output.path), output.dtype, output.shape))?;

@@ -17,7 +17,7 @@ use crate::npy::{self, NpyFile};
 use crate::paths::{check_new_file, keep_apart};
 
 /// Bytes that are read from a device at once.
-const CHUNK: usize = 4 << 20;
+pub(super) const CHUNK: usize = 4 << 20;
 
 /// Refuses outputs that the command reads or that are named twice, always; and those that exist and are no earlier output
 /// of `run`, unless the user insists.
