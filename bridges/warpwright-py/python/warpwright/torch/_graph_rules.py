@@ -400,5 +400,6 @@ KINDS: Dict[str, Kind] = {
     "layer_norm": Kind((F.layer_norm,), _layer_norm, False),
     "linear": Kind((F.linear,), _linear, True),
     "pool": Kind((F.max_pool2d,), _pooled(_pool.max_pool2d, _POOL), True),
-    "rms_norm": Kind((torch.rms_norm, F.rms_norm), _rms_norm, False),
+    # PyTorch has it from 2.4 on.
+    "rms_norm": Kind(tuple(of.rms_norm for of in (torch, F) if hasattr(of, "rms_norm")), _rms_norm, False),
 }
