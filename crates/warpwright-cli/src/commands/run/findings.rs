@@ -139,26 +139,17 @@ pub(in crate::commands) fn to_sarif(finding: &Finding, source: &str, log: &mut s
 /// Adds an array that depends on the schedule.
 pub(super) fn difference_to_sarif(message: String, kernel: &str, log: &mut sarif::Log) {
     let summary = "Results are the same in every order of warps and blocks.";
-    log.add(&sarif::Finding {
-        rule: Rule { id: "schedule", summary, help: "" },
-        is_error: false,
-        message,
-        region: Region::default(),
-        kernel: Some(kernel),
-        related: Vec::new(),
-        properties: Value::Null,
-    });
+    log.add(&of_kernel(Rule { id: "schedule", summary, help: "" }, false, message, kernel));
 }
 
 /// Adds the reason why a kernel was ended.
 pub(super) fn fault_to_sarif(fault: &str, kernel: &str, log: &mut sarif::Log) {
-    log.add(&sarif::Finding {
-        rule: Rule { id: "fault", summary: "A kernel runs to its end.", help: "" },
-        is_error: true,
-        message: fault.to_owned(),
-        region: Region::default(),
-        kernel: Some(kernel),
-        related: Vec::new(),
-        properties: Value::Null,
-    });
+    let rule = Rule { id: "fault", summary: "A kernel runs to its end.", help: "" };
+    log.add(&of_kernel(rule, true, fault.to_owned(), kernel));
+}
+
+/// Of a whole kernel, not of a line.
+fn of_kernel<'a>(rule: Rule<'a>, is_error: bool, message: String, kernel: &'a str) -> sarif::Finding<'a> {
+    let (region, related, properties) = (Region::default(), Vec::new(), Value::Null);
+    sarif::Finding { rule, is_error, message, region, kernel: Some(kernel), related, properties }
 }
