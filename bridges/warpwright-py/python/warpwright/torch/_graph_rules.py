@@ -17,7 +17,6 @@ from ._graph_nodes import calls, constant, given, hindrance, names_of, only_user
 from ._patch_rules import LOW, attention_reason, attention_refusal
 
 Reason = Optional[str]
-FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _RELU = {F.relu, torch.relu, F.relu_, torch.relu_}
 _FLOAT = ("float", "to", "type")
 _VIEWS = ("view", "reshape", "flatten", "contiguous", "unflatten", "squeeze", "unsqueeze")
@@ -64,6 +63,12 @@ def _other_layout(node: Node, x: Tensor) -> Reason:
     if any(calls(n, _CONVOLUTIONS) for n in node.graph.nodes):
         return "Inductor gives images whose channels come first another order"
     return None
+
+
+def _of_images(node: Node, x: Any, *others: Any) -> Reason:
+    """Why an operation of images, or of what else has channels, is left."""
+    found = tensor(x)
+    return "not of a tensor" if found is None else _retyped(x, *others, node) or _other_layout(node, found)
 
 
 # Attention.
@@ -155,7 +160,7 @@ def _attention(node: Node) -> Decision:
 
 # Norms.
 
-_TORCH_BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+_BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 
 
 def _relu_of(node: Node) -> Optional[Node]:
@@ -165,11 +170,10 @@ def _relu_of(node: Node) -> Optional[Node]:
 
 
 def _batch_norm(node: Node) -> Decision:
-    a = given(node, _TORCH_BATCH_NORM)
+    a = given(node, _BATCH_NORM)
     if a.get("training") is not True:
         return "of inference: one of many operations on elements"
-    x = tensor(a["input"])
-    why = "not of a tensor" if x is None else _retyped(a["input"], node) or _other_layout(node, x)
+    why = _of_images(node, a["input"])
     if why is not None:
         return why
     at, absorbed, residual = node, [], None
@@ -180,7 +184,7 @@ def _batch_norm(node: Node) -> Decision:
     relu = _relu_of(at)
     if relu is not None:
         absorbed, at = [*absorbed, at], relu
-    arguments = tuple(a.get(name, default) for name, default in zip(_TORCH_BATCH_NORM, (None, None, None, None, None, False, 0.1, 1e-5)))
+    arguments = tuple(a.get(name, default) for name, default in zip(_BATCH_NORM, (None, None, None, None, None, False, 0.1, 1e-5)))
     change = Change(_batch.batch_norm, arguments, at, absorbed, {"relu": relu is not None, "residual": residual})
     change.about = "with " + " and ".join(["residual"] * (residual is not None) + ["relu"]) if relu is not None else ""
     return _moved(node, change) or change
@@ -196,8 +200,7 @@ def _moved(first: Node, change: Change) -> Reason:
 
 def _group_norm(node: Node) -> Decision:
     a = given(node, names_of(F.group_norm))
-    x = tensor(a["input"])
-    why = "not of a tensor" if x is None else _retyped(a["input"], a.get("weight"), node) or _other_layout(node, x)
+    why = _of_images(node, a["input"], a.get("weight"))
     if why is not None:
         return why
     user = only_user(node)
@@ -289,13 +292,18 @@ def _loss(node: Node) -> Tuple[Dict[str, Any], Reason]:
     return a, None
 
 
+def _before_views(node: Any) -> Tuple[Any, List[Node]]:
+    """The tensor that a node is a view of which nothing else reads, and the views, the last first."""
+    views: List[Node] = []
+    while calls(node, methods=_VIEWS) and only_user(node) is not None:
+        views.append(node)
+        node = node.args[0]
+    return node, views
+
+
 def _before_float(node: Any) -> Tuple[Any, List[Node]]:
     """What logits of 32 bits were made of, of 16 bits, and the views behind that; the node itself if that is not how they came about."""
-    views: List[Node] = []
-    at = node
-    while calls(at, methods=_VIEWS) and only_user(at) is not None:
-        views.append(at)
-        at = at.args[0]
+    at, views = _before_views(node)
     source = at.args[0] if calls(at, methods=_FLOAT) and only_user(at) is not None else None
     before, after = tensor(source), tensor(at)
     if before is None or after is None or before.dtype not in LOW or after.dtype != torch.float32 or before.device != after.device:
@@ -324,13 +332,9 @@ def _linear_cross_entropy_of(node: Node) -> Decision:
     if why is not None:
         return why
     source, converted = _before_float(a["input"])
-    absorbed = list(reversed(converted))
-    views = [n for n in converted if n.target not in _FLOAT] if converted else []
     if not converted:
-        while calls(source, methods=_VIEWS) and only_user(source) is not None:
-            views.append(source)
-            source = source.args[0]
-        absorbed = list(reversed(views))
+        source, converted = _before_views(source)
+    absorbed = list(reversed(converted))
     if not calls(source, (F.linear,)) or only_user(source) is None:
         return "its logits are not those of a linear layer alone"
     made = given(source, ("input", "weight", "bias"))
@@ -354,19 +358,14 @@ def _rows_of_loss(input: Tensor, weight: Tensor, target: Tensor, bias: Optional[
 # Images and tables.
 
 
-def _pooled(ours: Callable[..., Any], names: Tuple[str, ...]) -> Callable[[Node], Decision]:
-    def decide(node: Node) -> Decision:
-        a = given(node, names)
-        x = tensor(a["input"])
-        if a.pop("return_indices", False):
-            return "its indices are wanted"
-        why = "not of a tensor" if x is None else _retyped(a["input"], node) or _other_layout(node, x)
-        return why or Change(ours, (a.pop("input"),), node, options=a)
-
-    return decide
-
-
 _POOL = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
+
+
+def _max_pool(node: Node) -> Decision:
+    a = given(node, _POOL)
+    if a.pop("return_indices", False):
+        return "its indices are wanted"
+    return _of_images(node, a["input"]) or Change(_pool.max_pool2d, (a.pop("input"),), node, options=a)
 
 
 def _embedding_of(node: Node) -> Decision:
@@ -399,7 +398,7 @@ KINDS: Dict[str, Kind] = {
     "group_norm": Kind((F.group_norm,), _group_norm, True),
     "layer_norm": Kind((F.layer_norm,), _layer_norm, False),
     "linear": Kind((F.linear,), _linear, True),
-    "pool": Kind((F.max_pool2d,), _pooled(_pool.max_pool2d, _POOL), True),
+    "pool": Kind((F.max_pool2d,), _max_pool, True),
     # PyTorch has it from 2.4 on.
     "rms_norm": Kind(tuple(of.rms_norm for of in (torch, F) if hasattr(of, "rms_norm")), _rms_norm, False),
 }

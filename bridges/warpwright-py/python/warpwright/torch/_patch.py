@@ -7,12 +7,13 @@ from typing import Any, Callable, Collection, Dict, List, Optional, Set, Tuple
 
 import torch
 
-from .._errors import ArgumentError, ParameterError
+from .._errors import ArgumentError
 from . import _patch_libraries as libraries
 from . import _patch_losses as losses
 from ._patch_blocks import Block, block_class, kinds_of
 from ._patch_graphs import Captured, captured_class, graphs_of, uncapture
 from ._patch_modules import RECIPES, Recipe, Replaced, Replacement, base_of, recipe_of, replaced_class
+from ._replacements import expect_kinds, expect_names, table
 
 KINDS = tuple(
     sorted(
@@ -82,13 +83,8 @@ class Patched:
     def _table(self) -> str:
         if not self.entries:
             return f"{type(self.model).__name__}: nothing to replace"
-        head = [("module", "class", "replaced by", "calls", "left to PyTorch")]
-        lines = head + [self._line(entry) for entry in self.entries]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(head[0]) - 1)]
-        table = ["  ".join([*(cell.ljust(w) for cell, w in zip(line, widths)), line[-1]]).rstrip() for line in lines]
-        counts = Counter(entry.kind for entry in self.replaced)
-        named = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())) or "nothing"
-        return "\n".join([*table, "", f"{len(self.replaced)} of {len(self.entries)} replaced: {named}"])
+        head = ("module", "class", "replaced by", "calls", "left to PyTorch")
+        return table(head, map(self._line, self.entries), [entry.kind for entry in self.replaced])
 
     def left(self) -> Dict[str, int]:
         """How many calls PyTorch had so far, by the reason."""
@@ -120,29 +116,7 @@ def _known_classes(model: torch.nn.Module) -> Set[str]:
 
 
 def _names(model: torch.nn.Module, argument: str, value: Collection[str]) -> Set[str]:
-    if isinstance(value, str) or not all(isinstance(name, str) for name in value):
-        raise ArgumentError(
-            f"patch: {argument} is {value!r}, expected a set of names", op="patch", argument=argument, expected="a set of names", got=value
-        )
-    for name in value:
-        if name not in KINDS and name not in _known_classes(model):
-            expected = ", ".join(KINDS)
-            raise ParameterError(
-                f"patch: {argument} has {name!r}, expected kinds ({expected}) or classes of modules of the model",
-                op="patch",
-                argument=argument,
-                expected=KINDS,
-                got=name,
-            )
-    return set(value)
-
-
-def _packages(sources: Collection[str]) -> Set[str]:
-    if isinstance(sources, str) or not all(isinstance(name, str) for name in sources):
-        raise ArgumentError(
-            f"patch: sources is {sources!r}, expected names of packages", op="patch", argument="sources", expected="names of packages", got=sources
-        )
-    return set(sources)
+    return expect_kinds("patch", argument, value, KINDS, _known_classes(model), " or classes of modules of the model")
 
 
 @dataclass(frozen=True)
@@ -399,7 +373,7 @@ def patch(
             got=type(model).__name__,
         )
     choice = _Choice(_names(model, "enable", enable), _names(model, "disable", disable), strict, emulator)
-    packages = _packages(sources)
+    packages = expect_names("patch", "sources", sources, "names of packages")
     patched = Patched(model)
     try:
         for name, module in list(model.named_modules()):

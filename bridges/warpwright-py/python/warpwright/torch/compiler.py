@@ -19,19 +19,20 @@ Unlike `warpwright.torch.patch` it sees functions, not modules, and changes noth
 
 from __future__ import annotations
 
-from collections import Counter, deque
+import operator
+from collections import deque
 from dataclasses import dataclass
 from typing import Any, Callable, Collection, Deque, Dict, List, Optional, Tuple
-
-import operator
 
 import torch
 from torch.fx import GraphModule, Node
 
-from .._errors import ArgumentError, ParameterError
+from .._errors import ParameterError
 from ._graph_nodes import tensor
-from ._graph_rules import FLOATS, Change, Decision
 from ._graph_rules import KINDS as _RULES
+from ._graph_rules import Change, Decision
+from ._patch_modules import FLOATS
+from ._replacements import expect_kinds, table
 
 __all__ = ["KINDS", "Line", "Report", "backend", "report", "reports", "rewrite"]
 
@@ -65,12 +66,8 @@ class Report:
         if not self.lines:
             return "nothing to replace"
         head = ("call", "kind", "", "left to Inductor")
-        rows = [head, *((line.name, line.kind, line.about if line.why is None else "-", line.why or "") for line in self.lines)]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(head) - 1)]
-        table = ["  ".join([*(cell.ljust(w) for cell, w in zip(row, widths)), row[-1]]).rstrip() for row in rows]
-        counts = Counter(line.kind for line in self.replaced)
-        named = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())) or "nothing"
-        return "\n".join([*table, "", f"{len(self.replaced)} of {len(self.lines)} replaced: {named}"])
+        lines = ((line.name, line.kind, line.about if line.why is None else "-", line.why or "") for line in self.lines)
+        return table(head, lines, [line.kind for line in self.replaced])
 
     def __repr__(self) -> str:
         return f"<Report: {len(self.replaced)} of {len(self.lines)} replaced>"
@@ -83,20 +80,6 @@ reports: Deque[Report] = deque(maxlen=_KEPT)
 def report() -> str:
     """The reports of the graphs that were compiled so far, of the last 256."""
     return "\n\n".join(f"graph {number}\n{found}" for number, found in enumerate(reports)) or "no graphs"
-
-
-def _names(argument: str, given: Any) -> Collection[str]:
-    if isinstance(given, str) or not isinstance(given, Collection):
-        raise ArgumentError(
-            f"compiler: {argument} is {given!r}, expected a set of names", op="compiler", argument=argument, expected="a set of names", got=given
-        )
-    for name in given:
-        if name not in _RULES:
-            expected = ", ".join(KINDS)
-            raise ParameterError(
-                f"compiler: {argument} has {name!r}, expected kinds ({expected})", op="compiler", argument=argument, expected=KINDS, got=name
-            )
-    return given
 
 
 def _elsewhere(node: Node, emulator: bool) -> Optional[str]:
@@ -134,7 +117,7 @@ def rewrite(graph: GraphModule, *, enable: Collection[str] = (), disable: Collec
     enable, disable: kinds, of `KINDS`, that are replaced where they are slower, too, or are left. emulator: whether tensors on the CPU are taken. Raises
     `ParameterError` for a kind that there is not, and `ArgumentError` for what is no set.
     """
-    enabled, disabled = _names("enable", enable), _names("disable", disable)
+    enabled, disabled = (expect_kinds("compiler", *named, KINDS) for named in (("enable", enable), ("disable", disable)))
     found: Dict[Any, List[Tuple[str, Callable[[Node], Decision]]]] = {}
     for kind, rule in _RULES.items():
         if kind not in disabled and (rule.usual or kind in enabled):
