@@ -1,7 +1,7 @@
 //! The steps of continuous integration, in the order in which mistakes are cheapest to find.
 
 use crate::shell::{cargo, target_dir};
-use crate::{bridges, lengths, package, ptxas, python, third_party};
+use crate::{bridges, package, ptxas, python, sources, third_party};
 
 /// Everything.
 pub(crate) fn run() -> Result<(), String> {
@@ -37,7 +37,7 @@ const CHECKED: [&str; 9] = [
 
 /// The checks that read the code without running it.
 pub(crate) fn lint() -> Result<(), String> {
-    lengths::run()?;
+    sources::run()?;
     third_party::check()?;
     package::check(package::Trial::Contents)?;
     cargo(&["fmt", "--all", "--check"], &[])?;

@@ -4,7 +4,6 @@ mod bridges;
 mod ci;
 mod corpus;
 mod kernels;
-mod lengths;
 mod licence;
 mod metadata;
 mod nightly;
@@ -12,6 +11,7 @@ mod package;
 mod ptxas;
 mod python;
 mod shell;
+mod sources;
 mod third_party;
 
 use std::process::ExitCode;
@@ -19,7 +19,7 @@ use std::process::ExitCode;
 const USAGE: &str = "usage: cargo xtask <task>
 
   ci             everything that continuous integration runs
-  lint           formatting, clippy, documentation, file lengths, and what packages have in them
+  lint           formatting, clippy, documentation, the rules for sources, and what packages have in them
   fetch-ptxas    install NVIDIA's assembler into target/tools and print its path
   ptxas [PART...]
                  assemble kernels with the real ptxas: all for one target and a sample for the others; or those alone whose names have one
@@ -42,7 +42,7 @@ const USAGE: &str = "usage: cargo xtask <task>
                  the slow sweeps, all of them or some; --record notes in bench/data which commit each ran green on
   nightly --list [PART...]
                  what each of them proves, and the last commit that it ran green on
-  lengths        the file-length check alone
+  sources        the rules for sources alone: lengths of files, openings of doc comments
 ";
 
 fn main() -> ExitCode {
@@ -63,7 +63,7 @@ fn main() -> ExitCode {
         (Some("kernels"), args) => kernels::run(args),
         (Some("corpus"), args) => corpus::check(args),
         (Some("nightly"), args) => nightly::run(args),
-        (Some("lengths"), []) => lengths::run(),
+        (Some("sources"), []) => sources::run(),
         _ => {
             eprint!("{USAGE}");
             return ExitCode::from(2);

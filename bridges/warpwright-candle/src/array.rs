@@ -143,7 +143,7 @@ impl Spec {
 }
 
 impl Made {
-    /// What stands between nodes of a graph: one element.
+    /// A placeholder between nodes of a graph: one element.
     pub(crate) fn relay(device: &candle_core::Device) -> Result<Self> {
         use candle_core::backend::BackendDevice;
         let (dtype, shape) = (DType::F32, vec![1]);

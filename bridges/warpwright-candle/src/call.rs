@@ -286,7 +286,7 @@ impl Call {
 /// Where an array is for a launch.
 struct Mapped {
     address: u64,
-    /// What was copied for it.
+    /// Copies that were made for it.
     _memory: Option<Tensor>,
 }
 

@@ -36,7 +36,7 @@ impl LayerNorm {
         self.0.bias()
     }
 
-    /// What is added to the variance.
+    /// Added to the variance.
     pub fn eps(&self) -> f64 {
         self.0.eps()
     }
@@ -100,7 +100,7 @@ impl RmsNorm {
         self.0.weight()
     }
 
-    /// What is added to the mean of the squares.
+    /// Added to the mean of the squares.
     pub fn eps(&self) -> f64 {
         self.0.eps()
     }

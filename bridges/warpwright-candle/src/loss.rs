@@ -80,7 +80,7 @@ pub fn cross_entropy_with(inp: &Tensor, target: &Tensor, options: CrossEntropyOp
     record(OP, &[("inp", inp)], present(loss), move |_, dloss| Ok(vec![Some(saved.gradient(&desc, dloss)?)]))
 }
 
-/// What the gradient needs.
+/// Inputs of the backward pass.
 struct Saved {
     logits: Array,
     targets: Array,

@@ -144,7 +144,7 @@ impl Call {
     }
 }
 
-/// What a binding of a launch points to.
+/// The memory that a binding of a launch points to.
 #[derive(Clone, Copy, Debug)]
 enum Source {
     Null,

@@ -45,7 +45,7 @@ impl Entry {
     }
 }
 
-/// What a node saves for its gradients: tensors of the arguments, or what a function takes of arguments and results.
+/// The values that a node saves for its gradients: tensors of the arguments, or what a function takes of arguments and results.
 enum Saved {
     /// Of each tensor the gradients that are computed from it. None is saved in place of one that no wanted gradient is computed from, and
     /// nothing for one that no gradient is; behind them, what a function takes.
@@ -57,7 +57,7 @@ enum Saved {
     Chosen(Py<PyAny>),
 }
 
-/// What both halves of a node know: how many arguments are tensors, how many results have gradients, how many are given, and whether
+/// Counts that both halves of a node share: how many arguments are tensors, how many results have gradients, how many are given, and whether
 /// there is a tuple of them.
 #[derive(Clone, Copy)]
 struct Shape {

@@ -23,7 +23,7 @@ pub(crate) fn recording_wanted() -> bool {
     WANTED.get()
 }
 
-/// What the call that is being recorded allocated; None if PyTorch did anything else for it.
+/// Allocations of the call that is being recorded; None if PyTorch did anything else for it.
 #[pyfunction]
 pub(crate) fn recorded(allocations: Option<Vec<Allocation>>) {
     WANTED.set(false);

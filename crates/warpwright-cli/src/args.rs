@@ -658,7 +658,7 @@ pub struct ProveArgs {
     /// Least and greatest value of an integer parameter. One that may be negative is signed.
     #[arg(long = "range", value_name = "NAME=LEAST..GREATEST")]
     pub ranges: Vec<String>,
-    /// What holds in every launch: two expressions with ==, !=, <, <=, > or >= between them.
+    /// A relation that holds in every launch: two expressions with ==, !=, <, <=, > or >= between them.
     #[arg(long = "assume", value_name = "COMPARISON")]
     pub assumptions: Vec<String>,
     /// Blocks of the grid; any if it is left out.

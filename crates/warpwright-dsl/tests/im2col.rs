@@ -214,7 +214,7 @@ impl Case {
         out
     }
 
-    /// What the sanitizers find in a copy at other coordinates.
+    /// Findings of the sanitizers in a copy at other coordinates.
     fn findings(&self, def: Copy, map: TensorMap, coords: &[i64], offsets: &[i64]) -> Vec<String> {
         let mut out = vec![0; 4 * def.words as usize];
         let mut args = self.args(map, coords, offsets);

@@ -130,7 +130,7 @@ pub(crate) struct Runs {
     guarded: Vec<(u64, u64)>,
     /// Instructions that warps went through.
     pub(crate) steps: u64,
-    /// What the running warp goes through, if it is watched.
+    /// The trace of the running warp, if it is watched.
     pub(crate) trace: Option<Region>,
 }
 

@@ -53,7 +53,7 @@ pub(crate) struct Stamp {
     pub(crate) others: u64,
 }
 
-/// What a warp can come to while nobody else changes anything.
+/// Outcomes of a warp while nobody else changes anything.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Outlook {
     /// It waits, or does the same for ever.
@@ -76,7 +76,7 @@ pub(crate) struct Turn {
     pub(crate) parked: bool,
 }
 
-/// What is known about a warp since memory last changed.
+/// Progress of a warp since memory last changed.
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
     stamp: Stamp,
@@ -89,9 +89,9 @@ pub(crate) struct Watch {
 /// The search for a state that comes back.
 #[derive(Debug, Default)]
 struct Search {
-    /// What ran since the state was noted.
+    /// Instructions that ran since the state was noted.
     window: Region,
-    /// What is taken to be all that runs, and what decides there.
+    /// The instructions taken to be all that runs, and the registers that decide there.
     region: Region,
     relevance: Relevance,
     noted: u64,
@@ -147,7 +147,7 @@ impl Watch {
         turn.polls != 0 || self.search.as_ref().is_some_and(|s| s.cycle.is_some())
     }
 
-    /// What the warp can come to as long as nothing changes after `stamp`, if it does not wait.
+    /// The outcome of the warp as long as nothing changes after `stamp`, if it does not wait.
     pub(crate) fn outlook(&self, stamp: Stamp) -> Outlook {
         if self.stamp != stamp {
             return Outlook::Open;

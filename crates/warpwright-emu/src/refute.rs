@@ -55,11 +55,11 @@ const STEPS: u64 = 4_000_000;
 /// Bytes behind a pointer of which the contract says nothing.
 const UNKNOWN: u64 = 1 << 16;
 
-/// What is known of a kernel: a proof for all launches, and launches that show that there is none.
+/// Verdicts about a kernel: a proof for all launches, and launches that show that there is none.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Verdict {
-    /// What holds in all launches.
+    /// The proof for all launches.
     pub proof: Proof,
     /// A launch with an access that memcheck refuses.
     bounds: Option<Refutation>,
@@ -74,11 +74,11 @@ pub struct Refutation {
     pub config: LaunchConfig,
     /// By parameter.
     pub arguments: Vec<Passed>,
-    /// What the sanitizer says.
+    /// The sanitizer's message.
     pub finding: Finding,
 }
 
-/// What was passed for a parameter.
+/// The argument passed for a parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Passed {
     /// The address of an array of so many bytes that nothing has written.
@@ -135,7 +135,7 @@ impl Verdict {
     }
 }
 
-/// What a launch shows is certain, whatever else is known.
+/// A finding of a launch is certain, whatever else is known.
 fn answer<'a>(decision: &'a Decision, refutation: Option<&'a Refutation>) -> Answer<'a> {
     match (refutation, decision) {
         (Some(refutation), _) => Answer::Refuted(refutation),
@@ -330,7 +330,7 @@ impl Search<'_> {
         param.pointer.is_some() || (!says_so && has_size && !self.contract.mentions(&param.name))
     }
 
-    /// What the sanitizers say of a launch about accesses that the contract speaks of. Arrays hold zeros, or what nobody has written.
+    /// Findings of the sanitizers in a launch about accesses that the contract covers. Arrays hold zeros, or what nobody has written.
     fn findings(&mut self, config: &LaunchConfig, arguments: &[Passed], zeros: bool) -> Vec<Finding> {
         let memory = Memory::new();
         let mut values = Vec::new();

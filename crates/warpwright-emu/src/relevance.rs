@@ -432,7 +432,7 @@ impl Part {
         Some(self.walk(f, block, instruction)?.0)
     }
 
-    /// What is alive before an instruction of a block, and whether something from there on matters.
+    /// Registers alive before an instruction of a block, and whether something from there on matters.
     fn walk(&self, f: &Function, block: u32, first: usize) -> Option<(BTreeSet<Reg>, bool)> {
         let node = self.blocks.get(&block)?;
         let text = f.blocks.get(block as usize)?;
@@ -479,7 +479,7 @@ mod tests {
         assert_eq!(region.0, [(1, 5), (9, 14)]);
     }
 
-    /// What decides at the head `L` of a loop that polls, of `%r1` to `%r5`; and whether a clock does.
+    /// Deciding registers at the head `L` of a loop that polls, of `%r1` to `%r5`; and whether a clock decides.
     fn deciding(body: &str) -> (Vec<u32>, bool) {
         let text = format!(
             ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 p)\n{{\n.reg .pred %p<4>;\n\

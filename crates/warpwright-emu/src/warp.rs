@@ -178,7 +178,7 @@ impl Warp {
         self.groups.iter().any(|g| matches!(g.wait, Wait::Ready | Wait::Mbarrier { .. }))
     }
 
-    /// What the warp can come to as long as nothing changes after `stamp`.
+    /// The outcome of the warp as long as nothing changes after `stamp`.
     pub(crate) fn outlook(&self, stamp: Stamp) -> Outlook {
         if self.moves() { self.watch.outlook(stamp) } else { Outlook::Stuck }
     }

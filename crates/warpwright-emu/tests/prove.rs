@@ -105,7 +105,7 @@ fn verdicts_are_those_of_the_files() {
     assert!(count >= 25, "{count} files");
 }
 
-/// What launches of a random kernel show: whether any access was bad, and whether any two threads raced, warnings included.
+/// Findings of launches of a random kernel: whether any access was bad, and whether any two threads raced, warnings included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Seen {
     access: bool,

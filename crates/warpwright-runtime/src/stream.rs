@@ -34,7 +34,7 @@ pub(crate) struct StreamShared {
 pub(crate) struct Captured {
     pub(crate) kernels: Vec<LoadedKernel>,
     pub(crate) memories: Vec<Arc<Memory>>,
-    /// What the work has allocated; it is in no other list.
+    /// Memory that the work has allocated; it is in no other list.
     pub(crate) allocated: Vec<Arc<Memory>>,
 }
 

@@ -24,7 +24,7 @@ enum Kind {
     Update,
 }
 
-/// What goes in beside the samples.
+/// Inputs beside the samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Beside {
     Nothing,

@@ -296,7 +296,7 @@ impl AppendSubject {
         table.chunks(dim / 2).flat_map(row).collect()
     }
 
-    /// What becomes of a head at a position.
+    /// The expected head at a position, rotated.
     fn turned(&self, x: &[f64], [cos, sin]: &[Vec<f64>; 2], position: i64) -> Vec<Expected> {
         let Some(Rotated { dim, pairing, .. }) = self.situation.rotated else {
             return x.iter().map(|x| Expected::exactly(*x)).collect();

@@ -106,7 +106,7 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, options: AttentionOptions<'
     })
 }
 
-/// What kernels of both directions read.
+/// Arguments of the kernels of both directions.
 struct Inputs {
     q: Array,
     k: Array,
@@ -180,7 +180,7 @@ fn bound([q, k, v, bias, slopes, key_lengths, sinks]: [Option<TensorRef<'_>>; 7]
 }
 
 /// The layout of an array of four dimensions.
-/// What the gradients need.
+/// Inputs of the backward pass.
 struct Saved<'a> {
     desc: &'a AttentionDesc,
     inputs: &'a Inputs,

@@ -19,7 +19,7 @@ fn parameter(call: &Call, parameter: Parameter<'_>, like: &Array, len: usize) ->
     parameter.map(|named| call.expect(named, like.dtype, &[len])).transpose()
 }
 
-/// What is normalized, and how.
+/// The normalization of rows and its inputs.
 struct Rows<'a> {
     op: &'static str,
     norm: RowNorm,
@@ -86,7 +86,7 @@ impl Rows<'_> {
     }
 }
 
-/// What the gradients of a normalization of rows need.
+/// Inputs of the backward pass of a normalization of rows.
 struct SavedRows {
     op: &'static str,
     x: Array,
@@ -302,7 +302,7 @@ pub fn group_norm(
     record(OP, &inputs, present(y), move |_, dy| saved.gradients(&desc, dy))
 }
 
-/// What the gradients of a normalization of groups need.
+/// Inputs of the backward pass of a normalization of groups.
 struct SavedGroups {
     x: Array,
     weight: Option<Array>,

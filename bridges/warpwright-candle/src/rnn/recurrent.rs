@@ -294,7 +294,7 @@ fn cells_of_steps(reserve: &Array, desc: &RecurrentDesc) -> Result<Made> {
     Made::of(cells, desc.dtype)
 }
 
-/// What the gradients need.
+/// Inputs of the backward pass.
 struct Saved {
     cell: Cell,
     x: Array,

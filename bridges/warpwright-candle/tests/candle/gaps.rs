@@ -1,4 +1,4 @@
-//! What candle's own functions do not differentiate, silently, or have wrong. The day one of these fails, candle has mended it.
+//! Gaps of candle: functions that it does not differentiate, silently, or has wrong. The day one of these fails, candle has mended it.
 
 use candle_core::{DType, Device, Module, Result, Tensor, Var};
 use warpwright_candle::{LayerNorm, RmsNorm, ops, rotary_emb};

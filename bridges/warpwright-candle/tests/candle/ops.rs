@@ -262,7 +262,7 @@ fn rotary_embeddings() {
     same_in(DType::F64, &x, elementwise(DType::F64), |x| rotary_emb::rope(&x[0], &cosines, &sines), each);
 }
 
-/// What attention is, in candle's operations, on `[batch, heads, steps, head_dim]`.
+/// Attention in candle's operations, on `[batch, heads, steps, head_dim]`.
 fn attend(
     q: &Tensor,
     k: &Tensor,

@@ -134,7 +134,7 @@ fn sequences_in_every_type() {
     same(&inputs, budget, ours, theirs);
 }
 
-/// What is beyond the length of a sequence counts for nothing.
+/// Steps beyond the length of a sequence count for nothing.
 #[test]
 fn sequences_of_different_lengths() {
     let x = numbers(&[2, 5, 4], 75);

@@ -42,7 +42,7 @@ pub fn run(args: &ProveArgs, console: &mut Console) -> Result<Outcome, Error> {
     })
 }
 
-/// What the command line promises of launches.
+/// The contract of launches that the command line gives.
 fn contract(args: &ProveArgs) -> Result<Contract, Error> {
     let wrong = |option: &str, error: ContractError| {
         Error::usage(format!("--{option} {error}"), "see `warpwright prove --help` for the forms")

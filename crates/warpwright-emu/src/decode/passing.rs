@@ -9,7 +9,7 @@ use super::{Decoder, index};
 use crate::code::definedness::{DEFINED, Passing, Rule, Shuffled, Source, Target, UNDEFINED};
 use crate::code::op::Op;
 
-/// What becomes of undefined operands.
+/// The treatment of undefined operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     /// They decide something: an error.
@@ -18,7 +18,7 @@ pub(crate) enum Fate {
     Passed,
     /// The shuffled register goes to other lanes; the operands that say to which are used.
     Shuffled,
-    /// What is stored goes to shared memory; the address is used.
+    /// The value is stored to shared memory; the address is used.
     Stored,
 }
 
@@ -29,7 +29,7 @@ const XOR: u8 = 0xF0 ^ 0xCC;
 const NOT: u8 = !0xF0;
 const CHOICE: u8 = 0xF0 & 0xAA | 0xCC & !0xAA;
 
-/// What an instruction does with undefined operands.
+/// The effect of undefined operands on an instruction.
 pub(crate) fn fate(inst: &Inst) -> Fate {
     match inst {
         Inst::Shfl { .. } => Fate::Shuffled,

@@ -20,7 +20,7 @@ struct Standing {
     live: u32,
     pc: u32,
     wait: Wait,
-    /// What the warp was found to come to, if it polls.
+    /// The state that the warp was found to come to, if it polls.
     outlook: Outlook,
 }
 

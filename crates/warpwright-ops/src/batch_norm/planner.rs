@@ -424,7 +424,7 @@ mod tests {
         fn build<'k>(&self, _: K<'k>, _: NoParams<'k>) {}
     }
 
-    /// What blocks of sm_90 hold is more than those of sm_86 have.
+    /// Blocks of sm_90 hold more than those of sm_86 have.
     #[test]
     fn tensors_that_blocks_cannot_hold_are_refused() {
         const SMALL: Target = Target::sm(86);

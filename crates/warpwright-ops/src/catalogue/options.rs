@@ -167,7 +167,7 @@ op_options! {
     silu: bool, ["silu"];
     /// Type that elements are cast to [default: f32, or bf16 from f32]
     to: FloatDType = "DTYPE", ["to=f64"];
-    /// What is computed of x0, x1, .. and numbers s0, s1, .. [default: add(x0, x1)]
+    /// An expression of x0, x1, .. and numbers s0, s1, .. [default: add(x0, x1)]
     expr: Expr = "EXPR", ["expr=silu(add(x0, mul(s0, x1)))"];
     /// How the last input of an expression is broadcast to rows of `len` elements
     broadcast: Broadcast = "HOW", ["broadcast=row"];
@@ -175,7 +175,7 @@ op_options! {
     m: usize = "N", ["m=1000"];
     /// Columns of the product
     n: usize = "N", ["n=1000"];
-    /// What a scale of 8-bit codes is of [default: row]
+    /// The elements that share a scale of 8-bit codes [default: row]
     scaling: Scaling = "SCALING", ["scaling=1x128"];
     /// The common dimension of a product
     k: usize = "N", ["k=100000"];

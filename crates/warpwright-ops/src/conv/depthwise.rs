@@ -50,7 +50,7 @@ pub(super) struct Depthwise {
     /// Taps down and across, and the stride along both.
     pub(super) taps: (u32, u32),
     pub(super) stride: u32,
-    /// What is left of the padding down and across after a division by the stride, for the gradient of `x`.
+    /// The remainders of the padding down and across after a division by the stride, for the gradient of `x`.
     pub(super) left: (u32, u32),
     /// Channels of a thread.
     pub(super) width: u32,

@@ -144,7 +144,7 @@ struct Phase<'k> {
     taps: U32<'k>,
 }
 
-/// What the operands of a group's product are found by.
+/// The offsets of the operands of a group's product.
 #[derive(Clone, Copy)]
 struct Problem<'k> {
     pass: Pass,

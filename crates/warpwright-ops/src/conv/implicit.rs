@@ -31,7 +31,7 @@ kernel_args! {
 }
 
 kernel_args! {
-    /// What is gathered.
+    /// The gathered operand.
     pub(super) struct ImageArgs => ImageParams {
         d: AxisArgs, h: AxisArgs, w: AxisArgs,
         /// Images that a slice of 64 pixels is on.

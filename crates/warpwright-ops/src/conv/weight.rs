@@ -1,4 +1,4 @@
-//! What follows or precedes a product: sums of its parts, zeros, and weights in another order.
+//! Kernels before and after a product: sums of its parts, zeros, and weights in another order.
 
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{COLUMN_SUM_LANES, column_sums, kernel_args};

@@ -159,7 +159,7 @@ pub(crate) struct Blocks {
     pub(crate) y: DType,
     pub(crate) config: PersistentConfig,
     pub(crate) store: Store,
-    /// What the second plane of an operand, its matrix behind each of the first, is multiplied by, where there are two: elements are the
+    /// The factor of an operand's second plane, its matrix behind each of the first, where there are two: elements are the
     /// sums of both. Products of two second planes are left out, and threads add the sums.
     pub(crate) planes: Option<f64>,
 }
@@ -193,7 +193,7 @@ pub(crate) trait Loader<'k> {
     /// Slices of the tile at `place`.
     fn steps(&self, place: &Place<'k>) -> U32<'k>;
 
-    /// What is the same for all slices of a tile, and where the first is.
+    /// The offsets that all slices of a tile share, and the first slice.
     fn begin(&self, place: &Place<'k>) -> (Vec<U32<'k>>, Vec<U32<'k>>);
 
     /// Starts the copies of the slice at `at`, of the tile of which `fixed` is the same for all.

@@ -4,7 +4,7 @@
 use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 
-/// What the rows of a group are.
+/// The dimension that is split into groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Grouping {
     /// Rows of the left factor and of the result: each group has a right factor of its own.

@@ -51,7 +51,7 @@ pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 pub struct GroupedGemmDesc {
     /// Type of the elements: f32, f16 or bf16.
     pub dtype: DType,
-    /// What the rows of a group are.
+    /// The dimension that is split into groups.
     pub grouping: Grouping,
     /// Groups.
     pub groups: usize,

@@ -1,4 +1,4 @@
-//! What has to be there before the first rows: the number of targets that count, and ones.
+//! The kernel before the first rows: the number of targets that count, and ones.
 
 use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;

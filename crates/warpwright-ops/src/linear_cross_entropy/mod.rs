@@ -5,7 +5,7 @@
 //! with them: `dx = dlogits weight`, `dweight = dlogits^T x`, `dbias` the sums of the columns of `dlogits`. One launch of the plan gives the
 //! loss and all gradients, for a gradient 1 of the loss; the logits are computed once.
 //!
-//! What ignored rows, label smoothing, the reductions and targets that are no classes mean is as in
+//! Ignored rows, label smoothing, the reductions and targets that are no classes are as in
 //! [`cross_entropy`](crate::cross_entropy), and products are those of [`gemm`](crate::gemm): logits and their gradients are rounded to the
 //! type of `x`. With half types the loss is in f32, and the sums of `dweight` and `dbias` over chunks are kept in f32 and rounded once.
 //! Gradients need a loss that is reduced. Results are the same from run to run; those of other `chunk_rows` differ by roundings.
@@ -235,7 +235,7 @@ struct Places {
     /// Sums of `dweight` and `dbias` over chunks, where they are not kept in the tensors themselves.
     dweight: u64,
     dbias: u64,
-    /// What products need.
+    /// The workspace of the products.
     scratch: u64,
 }
 

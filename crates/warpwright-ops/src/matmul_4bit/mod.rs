@@ -309,7 +309,7 @@ impl Weight4bitDesc {
         if self.group_index { group_index } else { offset }
     }
 
-    /// What kernels for any shape find groups by: whether a size of groups is a power of two, scales count from one row to the next, and the divisor.
+    /// How kernels for any shape find groups: whether a size of groups is a power of two, scales count from one row to the next, and the divisor.
     fn walk(&self) -> (bool, u64, u64) {
         if self.group_index {
             let of_row = self.k.div_ceil(self.group_size);

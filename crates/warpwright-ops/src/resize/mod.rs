@@ -97,7 +97,7 @@ pub struct ResizeDesc {
     pub mode: Mode,
     /// Whether the first and the last cells of input and output are at the same places; for linear and cubic alone.
     pub align_corners: bool,
-    /// What steps are computed from along each axis, if not from the extents: `floor(input * scale)` is the output.
+    /// The scale that steps are computed from along each axis, if not from the extents: `floor(input * scale)` is the output.
     pub scale: [Option<Real>; 3],
 }
 

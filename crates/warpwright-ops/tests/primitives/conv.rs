@@ -1,4 +1,4 @@
-//! What plans of convolutions refuse, and which kernels they hold.
+//! Refusals of convolution plans, and the kernels they hold.
 
 use warpwright_ops::activation::Activation;
 use warpwright_ops::conv::{Axis, Conv, ConvBackwardDesc, ConvDesc, Layout};
@@ -111,7 +111,7 @@ fn precisions_that_there_are_not_are_refused() {
     assert!(ConvDesc::new(rounded(DType::F32)).plan(Target::sm(80)).is_ok());
 }
 
-/// What is not asked for is neither computed nor an argument.
+/// A gradient that is not asked for is neither computed nor an argument.
 #[test]
 fn only_the_gradients_that_are_wanted_are_computed() {
     let conv = square(DType::BF16, [2, 64, 64], 14, 3);

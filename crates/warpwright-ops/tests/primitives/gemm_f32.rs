@@ -85,7 +85,7 @@ impl Product {
         self
     }
 
-    /// What each element of the result is made of.
+    /// The pairs of factors whose products element `i` of the result adds up.
     fn factors(&self, i: usize) -> impl Iterator<Item = [f32; 2]> {
         let ([m, n], k) = (SIDES, self.k);
         let at = move |x: &[f32], outer: usize, len: usize, p: usize| {

@@ -97,14 +97,14 @@ impl Source {
         Self { op, name, text, target, instructions: hasher.finish() }
     }
 
-    /// What the assembler is given, in 16 digits.
+    /// A hash of the assembler's input, in 16 digits.
     fn digest(&self) -> String {
         let sum = Sha256::new().chain_update(self.target.to_string()).chain_update(&self.text).finalize();
         sum.iter().take(8).map(|byte| format!("{byte:02x}")).collect()
     }
 }
 
-/// What has been assembled without spills.
+/// Kernels that have been assembled without spills.
 struct Assembled {
     /// The assembler's account of its release.
     release: String,
@@ -116,7 +116,7 @@ impl Assembled {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/primitives/assembled.txt")
     }
 
-    /// What is noted of this assembler; nothing if the notes are another one's.
+    /// The notes of this assembler; none if they are another one's.
     fn by(ptxas: &Path) -> Self {
         let output = Command::new(ptxas).arg("--version").output().expect("ptxas runs");
         let version = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -25,7 +25,7 @@ pub(super) enum Round {
 /// Counters of loops by their headers; those that are left out are free.
 pub(super) type Rounds = BTreeMap<BlockId, Round>;
 
-/// What differs between the threads of a block.
+/// Values and branches that differ between the threads of a block.
 #[derive(Debug, Default)]
 pub(super) struct Divergence {
     /// Headers of loops that threads leave after different numbers of rounds.
@@ -170,7 +170,7 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// What is met from instruction `index` of a block on before the next barrier.
+    /// Barriers and accesses that are met from instruction `index` of a block on before the next barrier.
     fn from(&self, b: BlockId, index: usize) -> Interval {
         let mut found = Interval::new();
         let around = self.walk.loops.iter().filter(|l| index > 0 && l.members.contains(&b));

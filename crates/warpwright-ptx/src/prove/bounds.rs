@@ -6,7 +6,7 @@ use super::walk::{Access, Walk};
 use super::{Decision, Gap, Reason, show};
 use crate::types::StateSpace;
 
-/// What arrays of a contract begin at multiples of.
+/// The default alignment of a contract's arrays in bytes.
 const ALIGNMENT: u32 = 16;
 
 /// Decides the bounds of a kernel.
@@ -26,7 +26,7 @@ pub(super) fn decide(walk: &mut Walk<'_>) -> Decision {
     Decision::of(walk.accesses.len(), gaps)
 }
 
-/// What an array begins at a multiple of.
+/// The alignment of an array in bytes.
 fn alignment(walk: &Walk<'_>, array: Array) -> i128 {
     let variables = || walk.module.variables.iter().chain(&walk.function.variables);
     i128::from(match array {

@@ -1,4 +1,4 @@
-//! What a caller promises about the launches of a kernel: the extents of arrays, sizes and what holds between them.
+//! Contracts: a caller's promises about the launches of a kernel, which are the extents of arrays, sizes and relations between them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -44,7 +44,7 @@ pub(super) enum Relation {
 pub struct Extent {
     /// How many there are.
     pub count: Expression,
-    /// What they are.
+    /// Their type.
     pub dtype: DType,
 }
 
@@ -59,7 +59,7 @@ pub enum ContractError {
         text: String,
         /// Bytes before the place.
         at: usize,
-        /// What may stand there.
+        /// Text that may stand there.
         expected: &'static str,
     },
     /// An array has no element type.
@@ -79,7 +79,7 @@ pub enum ContractError {
     Name {
         /// The name.
         name: String,
-        /// What it should be.
+        /// The kind of name expected there.
         expected: &'static str,
     },
     /// An expression is too large, or divides by what may not be positive.
@@ -87,12 +87,12 @@ pub enum ContractError {
     Value {
         /// The text.
         text: String,
-        /// What is wrong.
+        /// The fault.
         defect: &'static str,
     },
 }
 
-/// What is promised about all launches of a kernel. Nothing promised is any launch that the device takes; the extents of
+/// Promises about all launches of a kernel. Nothing promised is any launch that the device takes; the extents of
 /// arrays have no default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Contract {
@@ -100,7 +100,7 @@ pub struct Contract {
     pub arrays: BTreeMap<String, Extent>,
     /// Least and greatest values of scalar parameters. One that may be negative is signed.
     pub ranges: BTreeMap<String, (i64, i64)>,
-    /// What holds between sizes.
+    /// Relations between sizes.
     pub assumptions: Vec<Assumption>,
     /// The shape of the blocks. Without it that of `.reqntid`, or any.
     pub block: Option<[u32; 3]>,

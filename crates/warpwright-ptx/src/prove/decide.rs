@@ -200,7 +200,7 @@ impl System {
 /// Equations that are looked at to divide them.
 const SEPARATIONS: u32 = 8;
 
-/// What an equation is divided by: a number, or a number times an unknown.
+/// The divisor of an equation: a number, or a number times an unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Modulus {
     number: i128,
@@ -214,7 +214,7 @@ impl Modulus {
     }
 }
 
-/// What an equation may be divided by: coefficients, and unknowns that are part of products.
+/// Divisors of an equation: its coefficients, and unknowns that are part of products.
 fn moduli(equation: &Poly) -> Vec<Modulus> {
     let mut numbers: BTreeSet<i128> = BTreeSet::new();
     let mut atoms: BTreeMap<Atom, i128> = BTreeMap::new();

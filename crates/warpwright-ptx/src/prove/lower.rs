@@ -10,12 +10,12 @@ use crate::inst::{Axis, Inst, Operand, PlainSpecial, SpecialReg};
 use crate::module::{Function, Module};
 use crate::types::{ScalarType, StateSpace};
 
-/// What is known before the first instruction.
+/// Facts that hold before the first instruction.
 pub(super) struct Launches {
     pub(super) terms: Terms,
     /// Bytes of arrays.
     pub(super) extents: HashMap<Array, Poly>,
-    /// What is assumed beyond the contract, for people.
+    /// Assumptions beyond the contract, as text for people.
     pub(super) assumptions: Vec<String>,
 }
 

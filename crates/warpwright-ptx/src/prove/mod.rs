@@ -61,7 +61,7 @@ use crate::module::{Function, Module, SourceLoc};
 use crate::verify::{self, VerifyError};
 use walk::Walk;
 
-/// What is known of a kernel in all launches that a contract admits.
+/// The proof of a kernel: its verdicts for all launches that a contract admits.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Proof {
@@ -71,7 +71,7 @@ pub struct Proof {
     pub bounds: Decision,
     /// Whether no two threads access the same bytes of an array, one of them writing, unless a barrier orders them or both are atomic.
     pub races: Decision,
-    /// What is assumed beyond the contract.
+    /// Assumptions beyond the contract.
     pub assumptions: Vec<String>,
     /// Extents of blocks that are the same in all launches that are admitted.
     pub block: [Option<u32>; 3],

@@ -209,7 +209,7 @@ impl Pairs<'_, '_> {
         shared.map(|(header, register)| (header.0, register)).collect()
     }
 
-    /// What holds if the accesses of two threads meet.
+    /// Facts that hold if the accesses of two threads meet.
     fn system(&mut self, a: usize, b: usize, case: &Case, more: &[Formula]) -> Option<Vec<Formula>> {
         let [one, other] = [a, b].map(|at| self.walk.accesses[at].clone());
         let shared = self.shared(case);
@@ -269,7 +269,7 @@ fn rename(terms: &mut Terms, kind: &Kind, case: &Case, shared: &[(u32, u32)]) ->
     Some(terms.atom(renamed).into())
 }
 
-/// What holds if bytes from `a` and bytes from `b` on have one in common.
+/// Facts that hold if bytes from `a` and bytes from `b` on have one in common.
 fn meeting(a: &Poly, a_bytes: i128, b: &Poly, b_bytes: i128) -> Option<Vec<Formula>> {
     let difference = a.minus(b)?;
     if a_bytes == b_bytes && a.is_multiple_of(a_bytes) && b.is_multiple_of(a_bytes) {

@@ -124,7 +124,7 @@ pub(super) struct Simplex {
     variables: usize,
 }
 
-/// What is known of a system.
+/// The answer about a system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Found {
     /// No solution.

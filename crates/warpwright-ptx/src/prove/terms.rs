@@ -1,4 +1,4 @@
-//! What a kernel computes with, as polynomials over unknowns, and what is known of the unknowns.
+//! The values of a kernel as polynomials over unknowns, and facts about the unknowns.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -140,13 +140,13 @@ pub(super) struct Terms {
     known: HashMap<Kind, Poly>,
     /// Ranges of unknowns of launches that somebody has given.
     given: HashMap<Kind, Bounds>,
-    /// What holds in every launch.
+    /// Facts that hold in every launch.
     pub(super) assumed: Vec<Formula>,
-    /// What may still be spent on questions.
+    /// Steps that may still be spent on questions.
     pub(super) work: Cell<u64>,
 }
 
-/// What is spent on the questions of a kernel: some seconds.
+/// Steps spent on the questions of a kernel: some seconds.
 const WORK: u64 = 200_000_000;
 
 impl Default for Terms {
@@ -315,7 +315,7 @@ impl Terms {
         monomial.iter().all(|atom| self.range(*atom).0.is_some_and(|low| low >= 0))
     }
 
-    /// What holds of an unknown beyond its range.
+    /// Facts about an unknown beyond its range.
     pub(super) fn facts(&mut self, atom: Atom) -> Vec<Formula> {
         let below = |terms: &mut Self, extent: Kind| {
             let extent = terms.value(extent);

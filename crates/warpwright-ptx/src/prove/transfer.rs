@@ -1,4 +1,4 @@
-//! What instructions do to the values of registers, and which memory they access.
+//! Transfer functions: the effect of instructions on the values of registers, and the memory they access.
 
 use std::rc::Rc;
 
@@ -377,7 +377,7 @@ impl Walk<'_> {
         }
     }
 
-    /// What is loaded from a parameter.
+    /// The value loaded from a parameter.
     fn parameter(&mut self, base: AddressBase, offset: i64, ty: ScalarType, r: Reg) -> Option<Poly> {
         let bits = self.width(r)?;
         let AddressBase::Symbol(symbol) = base else { return Some(self.opaque(0, bits)) };

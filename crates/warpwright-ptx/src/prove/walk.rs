@@ -27,16 +27,16 @@ pub(super) enum Value {
     Bool(Rc<Formula>),
 }
 
-/// What is known at a place.
+/// The state at a point of the program.
 #[derive(Clone, Debug)]
 pub(super) struct State {
     /// By register; `None` is anything.
     pub(super) values: Vec<Option<Value>>,
-    /// What holds there.
+    /// Facts that hold there.
     pub(super) conditions: Vec<Formula>,
 }
 
-/// What an access does.
+/// The kind of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     Load,
@@ -88,9 +88,9 @@ pub(super) struct Walk<'m> {
     pub(super) extents: HashMap<Array, Poly>,
     pub(super) accesses: Vec<Access>,
     pub(super) gaps: Vec<Gap>,
-    /// What the end of each block branches on.
+    /// The condition that the end of each block branches on.
     pub(super) branches: Vec<Option<Formula>>,
-    /// What registers at the head of a loop are in the first and in later rounds, where they stay unknowns.
+    /// Values of registers at the head of a loop, in the first and in later rounds, where they stay unknowns.
     pub(super) carried: HashMap<(BlockId, u32), Vec<Option<Poly>>>,
     exits: Vec<Option<State>>,
     records: bool,
@@ -225,7 +225,7 @@ impl<'m> Walk<'m> {
         self.terms.atom(Kind::Opaque { site, thread: 0, bits }).into()
     }
 
-    /// What a register holds that nothing has written.
+    /// The value of a register that nothing has written.
     fn unwritten(&mut self, register: Reg, bits: u32) -> Poly {
         let site = Site { block: u32::MAX, index: 0, slot: register.0 };
         self.terms.atom(Kind::Opaque { site, thread: 0, bits }).into()

@@ -4,7 +4,7 @@ use super::convergence::{self, BarrierViolation};
 use super::{Checker, VerifyError, defs};
 use crate::module::{Function, Module};
 
-/// What is known of the barriers of a function.
+/// Findings about the barriers of a function.
 #[derive(Clone, Debug)]
 #[must_use]
 pub enum BarrierSafety {

@@ -156,7 +156,7 @@ fn misfit(cx: &Checker<'_>, given: Operand, formal: &PrototypeParam) -> Option<C
     }
 }
 
-/// What a name stands for that is no variable of the function.
+/// The error about a name that is no variable of the function.
 fn not_variable(cx: &Checker<'_>, id: SymbolId) -> CallMisfit {
     let own = match cx.function.symbols.get(id.0 as usize) {
         Some(Symbol::Param(i)) => cx.function.params.get(*i as usize),

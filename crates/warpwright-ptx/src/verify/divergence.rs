@@ -1,4 +1,4 @@
-//! What differs between the lanes of a warp: values, by definition, and the blocks that only some lanes run at a time.
+//! Divergence between the lanes of a warp: values that differ, by definition, and the blocks that only some lanes run at a time.
 //!
 //! Lane numbers, results of atomics and local memory differ; arithmetic passes that on, and so do merges behind a branch on
 //! such a value (Coutinho and others, *Divergence Analysis and Optimizations*). How far a value differs is followed by bits of the lane's number
@@ -45,7 +45,7 @@ const COPIES: u32 = 8;
 
 /// The effect of a branch that lanes take differently.
 struct Split {
-    /// What the lanes run until they come together; sorted.
+    /// Blocks that the lanes run until they come together; sorted.
     region: Vec<BlockId>,
     /// Where they come together.
     joins: Vec<BlockId>,

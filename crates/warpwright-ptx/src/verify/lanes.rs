@@ -64,7 +64,7 @@ enum Shape {
     Warps,
 }
 
-/// What launch directives say of the numbers of threads, and the values that are such numbers.
+/// Numbers of threads as launch directives give them, and the values that are such numbers.
 #[derive(Debug)]
 pub(super) struct Sources {
     /// Rows of threads are whole warps, so that only `%tid.x` differs in a warp.

@@ -50,7 +50,7 @@ pub(super) struct Reaching {
     first: Vec<usize>,
     /// By number of an instruction: where its definitions begin in `operands`.
     start: Vec<usize>,
-    /// What is read and written, in the order of [`Inst::visit`].
+    /// Registers read and written, in the order of [`Inst::visit`].
     operands: Vec<Definition>,
     guards: Vec<Definition>,
     conditions: Vec<Definition>,
@@ -249,7 +249,7 @@ struct Renaming {
     merged: Vec<bool>,
     /// The definition of each register that holds now.
     current: Vec<Definition>,
-    /// What to put back on the way up.
+    /// Definitions to restore on the way up.
     replaced: Vec<(Reg, Definition)>,
 }
 

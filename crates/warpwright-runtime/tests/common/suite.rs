@@ -365,7 +365,7 @@ pub(crate) fn graphs_replay(device: &Device) {
     assert_eq!(x.to_vec::<u32>().expect("x"), [111; 128], "a graph reads what is there at its launch");
 }
 
-/// What a call enqueues can be enqueued again on other memory; a call that does more is not recorded.
+/// The launches of a call can be enqueued again on other memory; a call that does more is not recorded.
 pub(crate) fn launches_are_recorded(device: &Device) {
     let s = device.new_stream().expect("stream");
     let [x, y] = [0u32, 100].map(|n| Tensor::from_slice(device, &[n; 128], &[128]).expect("tensor"));
@@ -424,7 +424,7 @@ pub(crate) fn graphs_keep_memory(device: &Device) {
     assert!(others.iter().all(|other| other.to_vec::<u32>().expect("zeros") == [0; 64]));
 }
 
-/// What a capture allocates is its graph's: a tensor that was kept holds what the last launch wrote, and one that was dropped makes
+/// Memory that a capture allocates is its graph's: a tensor that was kept holds the result of the last launch, and one that was dropped makes
 /// room for the next of its size.
 pub(crate) fn graphs_own_what_they_allocate(device: &Device) {
     let s = device.new_stream().expect("stream");

@@ -1,4 +1,4 @@
-//! What the examples of whole models share: checkpoints, linear layers, and random weights for models without a checkpoint.
+//! Parts that the examples of whole models share: checkpoints, linear layers, and random weights for models without a checkpoint.
 
 pub(crate) mod checkpoint;
 pub(crate) mod linear;

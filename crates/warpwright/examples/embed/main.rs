@@ -73,7 +73,7 @@ fn embed(stream: &Stream, bert: &Bert, sentences: &[Vec<i64>]) -> Result<Tensor>
     Ok(rms_norm(stream, &mean, options)?.y)
 }
 
-/// What the package sentence-transformers stores beside a model.
+/// Settings that the package sentence-transformers stores beside a model.
 #[derive(Deserialize)]
 struct SentenceConfig {
     max_seq_length: usize,

@@ -1,4 +1,4 @@
-//! What `config.json` of a checkpoint says.
+//! The fields of a checkpoint's `config.json`.
 
 use std::f64::consts::TAU;
 

@@ -181,7 +181,7 @@ impl Argument {
     }
 }
 
-/// What to do about a tensor map that does not fit.
+/// Advice about a tensor map that does not fit.
 pub(super) const MAP_HINT: &str = "lists go from the innermost dimension outwards, joined by x; strides are bytes, one less than \
                         dimensions, and may be left empty for a dense tensor";
 

@@ -20,7 +20,7 @@ impl Pointer {
     /// `x` or `x+64`
     ///
     /// # Errors
-    /// What is wrong with the text.
+    /// The fault of the text.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let (array, offset) = text.split_once('+').unwrap_or((text, "0"));
         let offset = unsigned(offset).ok_or_else(|| format!("has an offset that is no number: {offset}"))?;
@@ -55,7 +55,7 @@ impl Structure {
     /// `u32:5,ptr:x+64,f32:0.5`
     ///
     /// # Errors
-    /// What is wrong with the text.
+    /// The fault of the text.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let fields = text.split(',').map(|field| Field::parse(field.trim()));
         Ok(Self { fields: fields.collect::<Result<_, _>>()? })

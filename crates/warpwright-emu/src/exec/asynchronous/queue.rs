@@ -91,7 +91,7 @@ pub(super) struct Outstanding {
     handed: u32,
     /// Whether the end of its reads was waited for.
     read: bool,
-    /// What it writes to global memory. A release does not cover that before its end was waited for.
+    /// Its writes to global memory. A release does not cover that before its end was waited for.
     written: Vec<Written>,
 }
 

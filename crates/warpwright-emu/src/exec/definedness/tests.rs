@@ -1,4 +1,4 @@
-//! What rules say of bits, against all that these can be.
+//! The definedness rules of bits, against all values that the bits can have.
 
 use warpwright_ptx::{BinaryOp, Inst, Modifiers, Operand, Reg, TernaryOp, UnaryOp};
 

@@ -19,7 +19,7 @@ use super::{BackwardAlgorithm, wgmma};
 use crate::PlanError;
 use crate::plan;
 
-/// What comes after the statistics in the workspace begins at multiples of so many bytes.
+/// Alignment in bytes of the parts that follow the statistics in the workspace.
 const ALIGN: u64 = 256;
 
 /// The places of the sums of queries in the workspace behind the statistics, in bytes: counters, and sums in `f32` of all tiles of queries.

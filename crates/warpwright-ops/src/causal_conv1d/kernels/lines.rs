@@ -222,7 +222,7 @@ pub(in crate::causal_conv1d) const WARPS: u32 = THREADS / WARP;
 #[derive(Clone, Copy, Debug)]
 pub(in crate::causal_conv1d) struct Backward(pub(in crate::causal_conv1d) Config);
 
-/// What later positions leave: the gradients of their sums, the numbers of their sequences, and the sums of the gradient of the filter.
+/// The state that later positions leave: the gradients of their sums, the numbers of their sequences, and the sums of the gradient of the filter.
 type State<'k, A> = (Vec<Reg<'k, A>>, Vec<I32<'k>>, Sums<'k, A>);
 
 impl AccumulateKernel for Backward {

@@ -34,7 +34,7 @@ struct Walk<'k> {
 /// The elements of neighbouring channels at one position.
 type Row<'k, A> = Lanes<'k, A>;
 
-/// What a walk keeps of earlier positions: the elements, and the numbers of their sequences where there are any.
+/// The state of earlier positions: the elements, and the numbers of their sequences where there are any.
 type History<'k, A> = (Vec<Row<'k, A>>, Vec<I32<'k>>);
 
 impl<'k> Walk<'k> {

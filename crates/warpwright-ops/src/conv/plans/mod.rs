@@ -28,7 +28,7 @@ const LINE: usize = 128;
 
 /// The operands of a pass, and its result.
 struct Tensors {
-    /// What is gathered: `x`, or `dy` for the gradient of `x`.
+    /// The gathered operand: `x`, or `dy` for the gradient of `x`.
     image: In<Elem>,
     /// The weight, or `dy` for that of the weight.
     other: In<Elem>,
@@ -44,7 +44,7 @@ impl Tensors {
     }
 }
 
-/// What becomes of the sums of a result: as kernels that finish any are told, and as it is recorded into others.
+/// The epilogue of a result: as kernels that finish any are told, and as it is recorded into others.
 type Epilogue = (EpilogueArgs, Program);
 
 /// The order of a weight of three dimensions, by that of another: extents, and the strides in it. An inner index counts pairs.

@@ -1,7 +1,7 @@
 //! Operands of `f32` as pairs of `f16`.
 //!
-//! What a product adds up shares a scale: a row of `a`, a column of `b`. It is a power of two that brings the largest magnitude to 2^14 or more, less than
-//! 2^15. A scaled element is `high + low / 4096`, both `f16`, to 24 bits if it is at least 2^-12, 2^-26 of the largest, and to within 2^-37 otherwise.
+//! Elements that a product adds up share a scale: a row of `a`, a column of `b`. It is a power of two that brings the largest magnitude to
+//! 2^14 or more, less than 2^15. A scaled element is `high + low / 4096`, both `f16`, to 24 bits if it is at least 2^-12, 2^-26 of the largest, and to within 2^-37 otherwise.
 
 use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
@@ -103,7 +103,7 @@ pub(super) fn least(depth: usize) -> f32 {
     depth as f32 * (2.0f32).powi(2 - 37 + 15 + 24)
 }
 
-/// What elements are multiplied by, and what makes up for it.
+/// The factor of the elements, and its reciprocal.
 struct Scale<'k> {
     /// 0 where there is none.
     factor: F32<'k>,

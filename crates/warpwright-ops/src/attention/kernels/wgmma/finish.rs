@@ -1,4 +1,4 @@
-//! What stands in front of and behind the kernel for all gradients at once: statistics of the queries beside cleared counters, and the
+//! The kernels before and after the one for all gradients at once: statistics of the queries beside cleared counters, and the
 //! gradients of queries from their sums, times the factor of the softmax and rounded.
 
 use warpwright_dsl::prelude::*;
@@ -17,7 +17,7 @@ kernel_args! {
 }
 
 kernel_args! {
-    /// What [`Delta`] writes, and zeros for `of_head` counters of each head.
+    /// The results of [`Delta`], and zeros for `of_head` counters of each head.
     pub(in crate::attention) struct PrepareArgs => PrepareParams { delta: DeltaArgs, counters: Out<u32>, of_head: u32 }
 }
 

@@ -58,7 +58,7 @@ impl<'k> SumsParams<'k> {
         tiles * WgmmaFused::GROUPS + 1
     }
 
-    /// What gives out the tickets of the heads from `head` of all heads of the batch on.
+    /// The counter that gives out the tickets of the heads from `head` of all heads of the batch on.
     fn tickets(&self, head: U32<'k>) -> Ptr<'k, ReadWrite, u32> {
         self.counters.at(head.mad_wide(self.tiles * WgmmaFused::GROUPS, head.to_u64()))
     }
@@ -94,7 +94,7 @@ struct FusedBlock<'k> {
     base: U32<'k>,
     own_ready: Mbarrier<'k>,
     pipeline: Pipeline<'k>,
-    /// What the groups have for the sums of queries, one after the other.
+    /// The groups' partial sums of dQ, one after the other.
     gradients: Pipeline<'k>,
 }
 
