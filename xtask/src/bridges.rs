@@ -1,37 +1,42 @@
-//! The bridges to candle and burn: formatted, and tested on the CPU. Each is a workspace of its own, whose builds go where the others are.
+//! The bridges to candle and burn: formatted, and tested on the CPU. They are a workspace of their own, whose builds go where the others are.
 
 use crate::shell::{cargo, target_dir};
 
-/// A crate in a workspace of its own.
+/// The manifest of their workspace.
+pub(crate) const MANIFEST: &str = "bridges/Cargo.toml";
+
+/// A crate of the workspace.
 #[derive(Clone, Copy)]
 pub(crate) struct Bridge {
     pub(crate) package: &'static str,
-    pub(crate) manifest: &'static str,
 }
 
-pub(crate) const CANDLE: Bridge =
-    Bridge { package: "warpwright-candle", manifest: "bridges/warpwright-candle/Cargo.toml" };
+pub(crate) const CANDLE: Bridge = Bridge { package: "warpwright-candle" };
 
-pub(crate) const BURN: Bridge =
-    Bridge { package: "warpwright-burn", manifest: "bridges/warpwright-burn/Cargo.toml" };
+pub(crate) const BURN: Bridge = Bridge { package: "warpwright-burn" };
 
 pub(crate) const ALL: [Bridge; 2] = [CANDLE, BURN];
+
+/// The tests of all of them, and the code of their documentation and of the guide's chapters. Crates of both are compiled once.
+pub(crate) fn test() -> Result<(), String> {
+    build("test", &["--workspace"], &[])
+}
 
 impl Bridge {
     /// Its tests, and the code of its documentation and of the guide's chapter.
     pub(crate) fn test(&self) -> Result<(), String> {
-        self.build("test", &[], &[])
+        build("test", &["--package", self.package], &[])
     }
 
-    /// Its lints. What it is made of has to be checked for them once more, so this is not for every change.
+    /// Its lints. Everything that it is made of has to be checked for them once more, so this is not for every change.
     pub(crate) fn lint(&self) -> Result<(), String> {
-        self.build("clippy", &["--all-targets", "--", "-D", "warnings"], &[])?;
-        self.build("doc", &["--no-deps"], &[("RUSTDOCFLAGS", "-D warnings")])
+        build("clippy", &["--package", self.package, "--all-targets", "--", "-D", "warnings"], &[])?;
+        build("doc", &["--package", self.package, "--no-deps"], &[("RUSTDOCFLAGS", "-D warnings")])
     }
+}
 
-    fn build(&self, task: &str, args: &[&str], env: &[(&str, &str)]) -> Result<(), String> {
-        let target = target_dir().to_string_lossy().into_owned();
-        let args = [&[task, "--manifest-path", self.manifest], args].concat();
-        cargo(&args, &[env, &[("CARGO_TARGET_DIR", &*target)]].concat())
-    }
+fn build(task: &str, args: &[&str], env: &[(&str, &str)]) -> Result<(), String> {
+    let target = target_dir().to_string_lossy().into_owned();
+    let args = [&[task, "--manifest-path", MANIFEST], args].concat();
+    cargo(&args, &[env, &[("CARGO_TARGET_DIR", &*target)]].concat())
 }

@@ -15,7 +15,7 @@ pub(crate) struct Workspace {
     pub(crate) packages: Vec<Value>,
     nodes: Vec<Value>,
     members: Vec<Value>,
-    /// Packages that are compiled for some platform, but for tests: name and version. Metadata has more, optional packages that a feature of the
+    /// Packages that are compiled for some platform, but not for tests alone: name and version. Metadata has more, optional packages that a feature of the
     /// form `name?/feature` mentions.
     compiled: HashSet<(String, String)>,
 }
@@ -23,6 +23,15 @@ pub(crate) struct Workspace {
 impl Workspace {
     /// The workspace of a manifest, named from the root of the repository; default features.
     pub(crate) fn read(manifest: &str) -> Result<Workspace, String> {
+        Self::compiled(manifest, &["--workspace"])
+    }
+
+    /// The same, with the dependencies of one member and the features that it asks of them.
+    pub(crate) fn of(manifest: &str, member: &str) -> Result<Workspace, String> {
+        Self::compiled(manifest, &["--package", member])
+    }
+
+    fn compiled(manifest: &str, selection: &[&str]) -> Result<Workspace, String> {
         let args = ["metadata", "--format-version", "1", "--locked", "--manifest-path", manifest];
         let mut found: Value =
             serde_json::from_str(&cargo_output(&args)?).map_err(|e| format!("cargo metadata: {e}"))?;
@@ -33,9 +42,10 @@ impl Workspace {
         let (packages, nodes) = (list("/packages")?, list("/resolve/nodes")?);
         let members = list("/workspace_members")?;
         let folder = root().join(manifest).parent().map_or_else(root, PathBuf::from);
-        let tree = ["tree", "--workspace", "--locked", "--target", "all", "--edges", "normal,build"];
+        let tree = ["tree", "--locked", "--target", "all", "--edges", "normal,build"];
         let format = ["--prefix", "none", "--format", "{p}", "--manifest-path", manifest];
-        let tree = cargo_output(&[&tree[..], &format].concat()).map_err(|e| format!("cargo tree: {e}"))?;
+        let tree = cargo_output(&[&tree[..], selection, &format].concat())
+            .map_err(|e| format!("cargo tree: {e}"))?;
         let compiled = tree.lines().filter_map(|line| {
             let mut words = line.split(' ');
             Some((words.next()?.to_owned(), words.next()?.strip_prefix('v')?.to_owned()))

@@ -31,6 +31,8 @@ enum Step {
     Packages,
     /// The oldest Rust that is promised.
     OldestRust,
+    /// Systems other than this one.
+    Platforms,
     /// Other compilers' PTX.
     Corpus,
 }
@@ -169,6 +171,11 @@ const PARTS: &[Part] = &[
         step: Step::OldestRust,
     },
     Part {
+        name: "platforms",
+        proves: "the libraries, the command and the Python package compile without a warning for Linux on aarch64, Windows and macOS",
+        step: Step::Platforms,
+    },
+    Part {
         name: "corpus",
         proves: "PTX of nvcc, Triton and Numba parses, verifies as ptxas does, and runs right",
         step: Step::Corpus,
@@ -219,6 +226,7 @@ impl Part {
             Step::Python => python::test(python::Build::Released),
             Step::Bridge(bridge) => bridge.lint(),
             Step::OldestRust => package::oldest_rust(),
+            Step::Platforms => package::platforms(),
             Step::Packages => package::check(package::Trial::Compiled),
             Step::Corpus => corpus::check(&[]),
         }

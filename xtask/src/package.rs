@@ -31,9 +31,10 @@ pub(crate) fn check(trial: Trial) -> Result<(), String> {
             missing.extend(missing_in(package, version)?);
         }
     }
-    // Published from workspaces of their own.
+    // Published from a workspace of their own.
+    let frameworks = Workspace::read(bridges::MANIFEST)?;
     for bridge in bridges::ALL {
-        missing.extend(missing_in(Workspace::read(bridge.manifest)?.package(bridge.package)?, version)?);
+        missing.extend(missing_in(frameworks.package(bridge.package)?, version)?);
     }
     let bridge = Workspace::read(python::MANIFEST)?;
     let bridge = text(bridge.package("warpwright-py")?, "version").to_owned();
@@ -65,6 +66,26 @@ pub(crate) fn oldest_rust() -> Result<(), String> {
             ["run", oldest, "cargo", "check", "--quiet", "--locked", "--workspace", "--manifest-path"];
         let env = [("CARGO_TARGET_DIR", &*target.to_string_lossy())];
         run("rustup", &[&check[..], &[manifest]].concat(), &env)?;
+    }
+    Ok(())
+}
+
+/// Systems that the packages are to compile for beside Linux on x86-64.
+const PLATFORMS: [&str; 3] = ["aarch64-unknown-linux-gnu", "x86_64-pc-windows-msvc", "aarch64-apple-darwin"];
+
+/// Checks the workspace, its tests apart, and the Python package for other systems. Nothing is linked, so that only the standard library of each
+/// is needed, which rustup installs.
+pub(crate) fn platforms() -> Result<(), String> {
+    run("rustup", &[&["target", "add"][..], &PLATFORMS].concat(), &[])?;
+    // Beside what is built for this system, so that flags do not have that built again.
+    let target = target_dir().join("platforms");
+    let env = [("CARGO_TARGET_DIR", &*target.to_string_lossy()), ("RUSTFLAGS", "-D warnings")];
+    for platform in PLATFORMS {
+        for manifest in ["Cargo.toml", python::MANIFEST] {
+            let check = ["check", "--quiet", "--locked", "--workspace", "--exclude", "xtask"];
+            let check = if manifest == python::MANIFEST { &check[..4] } else { &check };
+            cargo(&[check, &["--target", platform, "--manifest-path", manifest]].concat(), &env)?;
+        }
     }
     Ok(())
 }

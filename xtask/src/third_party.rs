@@ -24,7 +24,7 @@ struct Product {
 }
 
 const fn of_bridge(bridge: Bridge) -> Product {
-    Product { package: bridge.package, manifest: bridge.manifest, kind: "library" }
+    Product { package: bridge.package, manifest: bridges::MANIFEST, kind: "library" }
 }
 
 const PRODUCTS: [Product; 5] = [
@@ -60,7 +60,7 @@ pub(crate) fn check() -> Result<(), String> {
 }
 
 fn workspaces() -> Result<Vec<(&'static Product, Workspace)>, String> {
-    PRODUCTS.iter().map(|product| Ok((product, Workspace::read(product.manifest)?))).collect()
+    PRODUCTS.iter().map(|product| Ok((product, Workspace::of(product.manifest, product.package)?))).collect()
 }
 
 /// Whether a package comes from a registry.
