@@ -2,7 +2,9 @@
 #![allow(unsafe_code, reason = "functions of the interpreter and of the loader are C")]
 
 use std::cell::Cell;
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_void};
+#[cfg(target_os = "linux")]
+use std::ffi::{c_char, c_int};
 use std::sync::OnceLock;
 use std::{mem, ptr};
 

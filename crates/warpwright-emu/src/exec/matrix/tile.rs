@@ -21,7 +21,7 @@ use crate::code::rows::{LANES, Row32};
 pub(crate) enum Sum {
     /// Exactly, in any order.
     Integers,
-    /// All products and C in one step that keeps this many bits below the greatest exponent.
+    /// All products and C in one step that keeps this many bits below the largest exponent.
     Whole { keep: i32 },
     /// Four bytes of A meet four of B in each of two steps: the first two bytes, then the others. C is added at the end.
     Halves,
@@ -116,6 +116,7 @@ pub(super) struct Wide {
     pub(super) b_exponents: [[u32; ROWS * N]; PAIRS],
 }
 
+#[cfg(target_arch = "x86_64")]
 impl Wide {
     fn new() -> Self {
         Self {
@@ -144,6 +145,7 @@ impl Default for Tile {
 
 impl Tile {
     /// From now on keeps what vectors of 512 bits need.
+    #[cfg(target_arch = "x86_64")]
     pub(super) fn widen(&mut self) {
         if self.wide.is_none() {
             self.wide = Some(Box::new(Wide::new()));
@@ -151,6 +153,7 @@ impl Tile {
         }
     }
 
+    #[cfg(target_arch = "x86_64")]
     pub(super) fn is_special(&self) -> bool {
         self.special != [false; 2]
     }
@@ -164,7 +167,7 @@ impl Tile {
             return;
         }
         self.sources[0] = Origin::new(element, words, rows, flip);
-        let mut greatest = 0;
+        let mut largest = 0;
         for block in 0..blocks {
             let steps = per_word * (words.len() / blocks);
             for step in (0..steps).step_by(2) {
@@ -181,14 +184,14 @@ impl Tile {
                     to[4..].copy_from_slice(&high[4 * g..4 * g + 4]);
                 }
                 let Some(least) = element.least_exponent() else { continue };
-                let exponents = aligned::exponents(&[low, high], least, &mut greatest);
+                let exponents = aligned::exponents(&[low, high], least, &mut largest);
                 for g in 0..8 {
                     let to = &mut self.a_exponents[8 * block + g][2 * step..2 * step + 4];
                     to.copy_from_slice(&exponents[4 * g..4 * g + 4]);
                 }
             }
         }
-        self.special[0] = greatest >= SPECIAL;
+        self.special[0] = largest >= SPECIAL;
         let steps = per_word * (words.len() / blocks);
         if let Some(wide) = &mut self.wide
             && element.least_exponent().is_some()
@@ -218,7 +221,7 @@ impl Tile {
         }
         self.sources[1] = Origin::new(element, words, N, 0);
         let per_word = (32 / element.bits()) as usize;
-        let mut greatest = 0;
+        let mut largest = 0;
         let steps = per_word * words.len();
         for step in (0..steps).step_by(2) {
             let low = convert(element, &columns(words[step / per_word]), step % per_word, 0);
@@ -233,12 +236,12 @@ impl Tile {
                 self.b[4 * step + 4 + t].copy_from_slice(&high[8 * t..8 * t + 8]);
             }
             let Some(least) = element.least_exponent() else { continue };
-            let exponents = aligned::exponents(&[low, high], least, &mut greatest);
+            let exponents = aligned::exponents(&[low, high], least, &mut largest);
             for t in 0..4 {
                 self.b_exponents[2 * step + t].copy_from_slice(&exponents[8 * t..8 * t + 8]);
             }
         }
-        self.special[1] = greatest >= SPECIAL;
+        self.special[1] = largest >= SPECIAL;
         if let Some(wide) = &mut self.wide
             && element.least_exponent().is_some()
         {
