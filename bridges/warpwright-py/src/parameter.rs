@@ -56,16 +56,16 @@ fn integer(object: &Bound<'_, PyAny>, param: &Param) -> PyResult<u128> {
         _ => (true, true),
     };
     let least = if signed { i128::MIN >> (128 - bits) } else { 0 };
-    let greatest = u128::MAX >> (128 - bits) >> u32::from(!unsigned);
+    let largest = u128::MAX >> (128 - bits) >> u32::from(!unsigned);
     let out = || {
-        let expected = format!("an integer from {least} to {greatest}");
+        let expected = format!("an integer from {least} to {largest}");
         out_of_range(object, param, &expected)
     };
     // What fits neither type is too large for every parameter.
     match number.extract::<i128>() {
-        Ok(n) if n < least || (n >= 0 && n.unsigned_abs() > greatest) => Err(out()),
+        Ok(n) if n < least || (n >= 0 && n.unsigned_abs() > largest) => Err(out()),
         Ok(n) => Ok(n as u128),
-        Err(_) => number.extract::<u128>().ok().filter(|n| *n <= greatest).ok_or_else(out),
+        Err(_) => number.extract::<u128>().ok().filter(|n| *n <= largest).ok_or_else(out),
     }
 }
 

@@ -193,11 +193,11 @@ sums! {
 }
 
 extremes! {
-    amax => Amax, "greatest";
+    amax => Amax, "largest";
     amin => Amin, "least";
 }
 
 searches! {
-    argmax => Argmax, "greatest";
+    argmax => Argmax, "largest";
     argmin => Argmin, "least";
 }

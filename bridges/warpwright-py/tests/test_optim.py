@@ -228,7 +228,7 @@ def test_clipping(dtype, norm_type, torch_device):
     for max_norm in (0.5, 1e6):
         params = parameters(dtype, torch_device)
         others = twins(params)
-        # PyTorch has no greatest magnitude of nothing.
+        # PyTorch has no largest magnitude of nothing.
         give(params, others, (1, 4) if norm_type > 2 else (1,))
         before = [p.grad.clone() for p in params if p.grad is not None]
         ours = wt.clip_grad_norm_(params, max_norm, norm_type)

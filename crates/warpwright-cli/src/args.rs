@@ -655,8 +655,8 @@ pub struct ProveArgs {
     /// An array: the parameter that points to it, its elements and their type, as in x=rows*n:f32.
     #[arg(long = "array", value_name = "NAME=COUNT:DTYPE")]
     pub arrays: Vec<String>,
-    /// Least and greatest value of an integer parameter. One that may be negative is signed.
-    #[arg(long = "range", value_name = "NAME=LEAST..GREATEST")]
+    /// Least and largest value of an integer parameter. One that may be negative is signed.
+    #[arg(long = "range", value_name = "NAME=MIN..MAX")]
     pub ranges: Vec<String>,
     /// A relation that holds in every launch: two expressions with ==, !=, <, <=, > or >= between them.
     #[arg(long = "assume", value_name = "COMPARISON")]

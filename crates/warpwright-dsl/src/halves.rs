@@ -46,7 +46,7 @@ impl<'k> Halves<'k> {
             let bytes = word.permute(0, 0x1404);
             let magnitudes = (bytes >> 1) & 0x3f80_3f80;
             let scaled = half(magnitudes | (bytes & SIGNS)).times(half(k.lit(TWO_TO_8)));
-            // The greatest magnitude is NaN: one more carries, from where all bits of the exponent are set.
+            // The largest magnitude is NaN: one more carries, from where all bits of the exponent are set.
             let carry = (magnitudes + 0x0080_0080) & 0x4000_4000;
             half(scaled.word() | carry | (carry - (carry >> 5)))
         })

@@ -420,7 +420,7 @@ impl<'k, A: Float> Reg<'k, A> {
         self.integral(Rounding::Rni)
     }
 
-    /// The greatest integer that is not greater.
+    /// The largest integer that is not greater.
     #[track_caller]
     pub fn floor(self) -> Self {
         self.integral(Rounding::Rmi)

@@ -462,7 +462,7 @@ impl<'k> UnalignedRow<'k> {
     }
 }
 
-/// The greatest element of some vectors, NaN if one is NaN: of 16-bit elements two at a time where the target can.
+/// The largest element of some vectors, NaN if one is NaN: of 16-bit elements two at a time where the target can.
 #[track_caller]
 pub fn row_max<'k, A: Float>(k: K<'k>, vectors: &[Packed<'k, A>]) -> Reg<'k, A> {
     k.on_behalf(|| {
@@ -472,11 +472,11 @@ pub fn row_max<'k, A: Float>(k: K<'k>, vectors: &[Packed<'k, A>]) -> Reg<'k, A> 
             Some(pair) => pair.widen().into_iter().map(Reg::convert).collect(),
             None => vectors.iter().flat_map(|v| v.lanes()).collect(),
         };
-        k.tree("the greatest element", lanes, |a, b| a.maximum(b))
+        k.tree("the largest element", lanes, |a, b| a.maximum(b))
     })
 }
 
-/// The greatest magnitude of some vectors, NaN if one is NaN, as [`row_max`].
+/// The largest magnitude of some vectors, NaN if one is NaN, as [`row_max`].
 #[track_caller]
 pub fn row_amax<'k, A: Float>(k: K<'k>, vectors: &[Packed<'k, A>]) -> Reg<'k, A> {
     k.on_behalf(|| {
@@ -487,11 +487,11 @@ pub fn row_amax<'k, A: Float>(k: K<'k>, vectors: &[Packed<'k, A>]) -> Reg<'k, A>
             Some(pair) => pair.widen().into_iter().map(Reg::convert).collect(),
             None => vectors.iter().flat_map(|v| v.lanes()).map(Reg::abs).collect(),
         };
-        k.tree("the greatest magnitude", lanes, |a, b| a.maximum(b))
+        k.tree("the largest magnitude", lanes, |a, b| a.maximum(b))
     })
 }
 
-/// The greatest element of each lane of some vectors of `width` elements, as [`row_max`].
+/// The largest element of each lane of some vectors of `width` elements, as [`row_max`].
 #[track_caller]
 pub fn column_max<'k, A: Float>(k: K<'k>, vectors: &[Packed<'k, A>], width: u32) -> Lanes<'k, A> {
     let width = width as usize;
@@ -503,8 +503,8 @@ pub fn column_max<'k, A: Float>(k: K<'k>, vectors: &[Packed<'k, A>], width: u32)
             .collect(),
         None => {
             let wide: Vec<Lanes<'k, A>> = vectors.iter().map(Packed::lanes).collect();
-            let greatest = |lane: usize| tree(wide.iter().map(|v| v[lane]), |a, b| a.maximum(b));
-            (0..width).filter_map(greatest).collect()
+            let largest = |lane: usize| tree(wide.iter().map(|v| v[lane]), |a, b| a.maximum(b));
+            (0..width).filter_map(largest).collect()
         }
     })
 }

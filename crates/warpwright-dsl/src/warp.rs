@@ -36,13 +36,13 @@ pub trait Reduction<T: Number>: Copy {
 /// Addition.
 #[derive(Clone, Copy, Debug)]
 pub struct Sum;
-/// The greatest; a number beats a NaN.
+/// The largest; a number beats a NaN.
 #[derive(Clone, Copy, Debug)]
 pub struct Max;
 /// The least; a number beats a NaN.
 #[derive(Clone, Copy, Debug)]
 pub struct Min;
-/// The greatest; a NaN beats every number.
+/// The largest; a NaN beats every number.
 #[derive(Clone, Copy, Debug)]
 pub struct Maximum;
 /// The least; a NaN beats every number.

@@ -396,13 +396,13 @@ impl KernelDef for Reduce {
             (sum + x, total + u, least.min(u))
         });
         let all = block_reduce(k, Sum, sum);
-        let greatest = block_reduce(k, Maximum, sum);
+        let largest = block_reduce(k, Maximum, sum);
         let wide = block_reduce(k, Sum, sum.to_f64());
         let total = block_reduce(k, Sum, total);
         let least = block_reduce(k, Min, least);
         let t = k.thread_idx();
         a.sums.at(t * 2).set(all);
-        a.sums.at(t * 2 + 1).set(greatest);
+        a.sums.at(t * 2 + 1).set(largest);
         a.wide.at(t).set(wide);
         let group = warp_reduce_lanes(k, Max, 4, k.lane_idx());
         let votes = k.lane_idx().lt(5).ballot() + k.lane_idx().eq(7).vote_any().to_u32();
@@ -433,12 +433,12 @@ fn blocks_of_every_shape_reduce_to_the_same_value_in_every_thread() {
             ];
             run(&Reduce { threads }, target, 1, args);
             let partial = |t: usize| x.iter().skip(t).step_by(count).sum::<f32>();
-            let (sum, greatest) = (x.iter().sum::<f32>(), (0..count).map(partial).fold(f32::MIN, f32::max));
+            let (sum, largest) = (x.iter().sum::<f32>(), (0..count).map(partial).fold(f32::MIN, f32::max));
             let total = u.iter().fold(0u32, |s, v| s.wrapping_add(*v));
             let least = u.iter().min().copied().unwrap_or(0);
             let (sums, words, wide) = (values::<f32>(&sums), values::<u32>(&words), values::<f64>(&wide));
             for t in 0..count {
-                assert_eq!(sums[2 * t..2 * t + 2], [sum, greatest], "thread {t} of {threads} on {target}");
+                assert_eq!(sums[2 * t..2 * t + 2], [sum, largest], "thread {t} of {threads} on {target}");
                 assert_eq!(wide[t], f64::from(sum));
                 let lane = t as u32 % WARP;
                 let first = t as u32 - lane;

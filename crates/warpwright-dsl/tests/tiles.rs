@@ -98,11 +98,11 @@ fn one_tile_of_attention_is_that_of_f64() {
     for row in 0..ROWS {
         let dot = |key: usize| (0..WIDTH).map(|d| q[row * WIDTH + d] * k[key * WIDTH + d]).sum::<f64>();
         let scores: Vec<f64> = (0..KEYS).map(dot).collect();
-        let greatest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        assert!((f64::from(max[row]) - greatest).abs() <= 1e-5, "{row}: {} is not {greatest}", max[row]);
-        let sum: f64 = scores.iter().map(|s| (s - greatest).exp()).sum();
+        let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        assert!((f64::from(max[row]) - largest).abs() <= 1e-5, "{row}: {} is not {largest}", max[row]);
+        let sum: f64 = scores.iter().map(|s| (s - largest).exp()).sum();
         for column in 0..WIDTH {
-            let value = |key: usize| (scores[key] - greatest).exp() / sum * v[key * WIDTH + column];
+            let value = |key: usize| (scores[key] - largest).exp() / sum * v[key * WIDTH + column];
             let want: f64 = (0..KEYS).map(value).sum();
             let got = f64::from(o[row * WIDTH + column]);
             // Weights are rounded to bf16 and sum to 1, values are at most 1/2.
@@ -151,8 +151,8 @@ fn lanes_share_rows() {
     for row in 0..4u16 {
         let of_row = f32::from(row);
         let sum = |slot: f32| 2.0 * (120.0 + 16.0 * (100.0 * of_row + slot));
-        let greatest = |factor: f32| 3.0 * factor * 7.0 * f32::max(7.0, of_row);
-        let want = [sum(0.0), sum(1000.0), greatest(1.0), greatest(2.0), sum(1000.0) / 2.0, 0.0];
+        let largest = |factor: f32| 3.0 * factor * 7.0 * f32::max(7.0, of_row);
+        let want = [sum(0.0), sum(1000.0), largest(1.0), largest(2.0), sum(1000.0) / 2.0, 0.0];
         assert_eq!(y[usize::from(row) * 6..][..6], want, "row {row}");
     }
 }

@@ -44,7 +44,7 @@ impl Dropout {
 
     /// Words below this one drop their element.
     fn threshold(self) -> u32 {
-        // A cast of a float saturates, so that all words but the greatest are below the threshold of probability 1.
+        // A cast of a float saturates, so that all words but the largest are below the threshold of probability 1.
         (f64::from(self.probability) * 2f64.powi(32)).round() as u32
     }
 

@@ -688,7 +688,7 @@ pub(crate) fn launch_step(
 }
 
 /// The extents of a shape before dimension `dim`, along it, and behind it, multiplied; `None` if there is no such dimension. Of a tensor
-/// without elements the products may be more than can be counted, and are the greatest number.
+/// without elements the products may be more than can be counted, and are the largest number.
 pub(crate) fn around(shape: &[usize], dim: usize) -> Option<[usize; 3]> {
     let product = |extents: &[usize]| extents.iter().fold(1, |n: usize, extent| n.saturating_mul(*extent));
     shape.get(dim).map(|n| [product(&shape[..dim]), *n, product(&shape[dim + 1..])])

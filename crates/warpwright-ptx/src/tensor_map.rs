@@ -344,7 +344,7 @@ pub enum TensorMapError {
         got: usize,
     },
     /// A corner of the bounding box does not fit into its field.
-    #[error("{list} is {got} along spatial dimension {axis}; it needs {least} to {greatest}")]
+    #[error("{list} is {got} along spatial dimension {axis}; it needs {least} to {largest}")]
     Corner {
         /// Which corner.
         list: &'static str,
@@ -354,8 +354,8 @@ pub enum TensorMapError {
         got: i32,
         /// The least that it may be for tensors of this rank.
         least: i32,
-        /// The greatest.
-        greatest: i32,
+        /// The largest.
+        largest: i32,
     },
     /// The bounding box has no pixels.
     #[error("the bounding box goes from {first} to {last} along spatial dimension {axis}, which is empty")]

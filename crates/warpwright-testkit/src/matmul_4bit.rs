@@ -229,7 +229,7 @@ impl Weight {
         let mut scales: Vec<f64> = match desc.scale {
             ScaleFormat::Nested => bytes(groups, 256),
             ScaleFormat::E8m0 => bytes(groups, 9).into_iter().map(|e| e + 119.0).collect(),
-            // Least ones and greatest ones among them, of both signs.
+            // Least ones and largest ones among them, of both signs.
             ScaleFormat::E4m3 => {
                 let number = |byte: f64| float8::e4m3_value(byte as u8);
                 bytes(groups, 256).into_iter().map(number).map(|v| if v.is_nan() { 1.0 } else { v }).collect()

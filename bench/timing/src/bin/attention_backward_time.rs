@@ -309,13 +309,13 @@ fn measure_fused(
             Some(first) => {
                 let far = first.iter().zip(&gradients).map(|(a, b)| distance(b, a));
                 print!("; apart {}", far.map(|x| format!("{x:.1e} ")).collect::<String>());
-                let greatest = |(a, b): (&Vec<f32>, &Vec<f32>)| {
+                let largest = |(a, b): (&Vec<f32>, &Vec<f32>)| {
                     a.iter()
                         .zip(b)
                         .map(|(a, b)| (a - b).abs())
                         .fold(0.0, |a, b| if b > a || b.is_nan() { b } else { a })
                 };
-                let most = first.iter().zip(&gradients).map(greatest);
+                let most = first.iter().zip(&gradients).map(largest);
                 print!("at most {}", most.map(|x| format!("{x:.1e} ")).collect::<String>());
             }
         }

@@ -102,7 +102,7 @@ fn contracts_that_do_not_fit_are_named() {
         (&["--array", "x=n"], "an array is COUNT:DTYPE"),
         (&["--array", "n:f32"], "has no name"),
         (&["--array", "x=m:f32"], "`m` is neither a parameter"),
-        (&["--range", "n=5..1"], "a range is LEAST..GREATEST"),
+        (&["--range", "n=5..1"], "a range is MIN..MAX"),
         (&["--range", "n=0..4294967296"], "does not fit the type"),
         (&["--range", "x=n"], "a range is"),
         (&["--assume", "n +"], "expected a number, a name or a parenthesis"),

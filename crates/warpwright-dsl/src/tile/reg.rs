@@ -153,7 +153,7 @@ impl<'k, A: Float> RegTile<'k, A> {
         }
     }
 
-    /// The greatest element of each row, over all lanes that share it; a number beats a NaN.
+    /// The largest element of each row, over all lanes that share it; a number beats a NaN.
     #[track_caller]
     pub fn row_max(&self) -> RowVector<'k, A> {
         self.k.on_behalf(|| self.over_rows("the maximum of a row", |a, b| a.max(b)))

@@ -28,7 +28,7 @@ pub(super) struct Spec {
     conversion: u8,
 }
 
-/// The greatest width or precision.
+/// The largest width or precision.
 const MAX_WIDTH: usize = 4096;
 
 /// Takes a format apart. What is no specifier is text.

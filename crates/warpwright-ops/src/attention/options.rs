@@ -462,7 +462,7 @@ impl Common {
     }
 }
 
-/// The greatest power of two up to 8 that divides the rows of all layouts and the distances between them.
+/// The largest power of two up to 8 that divides the rows of all layouts and the distances between them.
 pub(super) fn granularity(layouts: &[Layout]) -> u32 {
     let fits = |vector: &u32| {
         layouts.iter().all(|layout| {

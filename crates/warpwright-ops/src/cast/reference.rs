@@ -13,7 +13,7 @@ struct Format {
 /// `x` rounded to the nearest number of a floating-point type, of two that are equally near to the one with an even significand: the
 /// multiple of the spacing at `x`. Another type gives `x` itself.
 pub fn cast(to: DType, x: f64) -> f64 {
-    let Format { precision, exponents: [least, greatest] } = match to {
+    let Format { precision, exponents: [least, largest] } = match to {
         DType::F32 => Format { precision: 24, exponents: [-126, 127] },
         DType::F16 => Format { precision: 11, exponents: [-14, 15] },
         DType::BF16 => Format { precision: 8, exponents: [-126, 127] },
@@ -26,7 +26,7 @@ pub fn cast(to: DType, x: f64) -> f64 {
     let exponent = ((x.to_bits() >> 52 & 0x7ff) as i32 - 1023).max(least);
     let spacing = 2f64.powi(exponent + 1 - precision);
     let rounded = (x / spacing).round_ties_even() * spacing;
-    if rounded.abs() < 2f64.powi(greatest + 1) { rounded } else { f64::INFINITY.copysign(x) }
+    if rounded.abs() < 2f64.powi(largest + 1) { rounded } else { f64::INFINITY.copysign(x) }
 }
 
 #[cfg(test)]

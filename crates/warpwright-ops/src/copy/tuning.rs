@@ -48,7 +48,7 @@ pub fn tiles() -> Vec<Tile> {
     all
 }
 
-/// The greatest power of two, up to 16 and at least `element`, that divides every one of these bytes.
+/// The largest power of two, up to 16 and at least `element`, that divides every one of these bytes.
 pub fn unit(element: u32, bytes: impl IntoIterator<Item = u64>) -> u32 {
     let common = bytes.into_iter().fold(u64::from(VECTOR_BYTES), |bits, bytes| bits | bytes);
     element.max(1 << common.trailing_zeros())

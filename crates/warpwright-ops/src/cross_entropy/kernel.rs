@@ -58,7 +58,7 @@ impl AccumulateKernel for Forward {
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ForwardParams<'k>) {
         k.start_next_grid();
         let Config { team: threads, width, unroll, .. } = self.config;
-        // Exponentials are summed, and their logarithm is at most a rounding of the greatest score away from exact.
+        // Exponentials are summed, and their logarithm is at most a rounding of the largest score away from exact.
         let exp = Exponential { scale: k.lit::<A>(1.0), precision: Precision::Storage };
         let team = Team::new(k, threads);
         let thread = team.lane();

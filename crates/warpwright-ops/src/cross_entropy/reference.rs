@@ -11,10 +11,10 @@ pub struct Options {
     pub label_smoothing: f64,
 }
 
-/// `log(sum exp(x))` of a row, as its greatest element and the logarithm of the rest.
+/// `log(sum exp(x))` of a row, as its largest element and the logarithm of the rest.
 fn log_sum_exp(x: &[f64]) -> (f64, f64) {
-    let greatest = |top: f64, &v: &f64| if v.is_nan() || top.is_nan() { f64::NAN } else { top.max(v) };
-    let top = x.iter().fold(f64::NEG_INFINITY, greatest);
+    let largest = |top: f64, &v: &f64| if v.is_nan() || top.is_nan() { f64::NAN } else { top.max(v) };
+    let top = x.iter().fold(f64::NEG_INFINITY, largest);
     (top, sum(x.iter().map(|v| (v - top).exp())).ln())
 }
 

@@ -178,7 +178,7 @@ impl Walk {
         self.strides.iter().map(reading).collect()
     }
 
-    /// The greatest power of two, up to `most`, of elements that lie side by side wherever they are read as a vector.
+    /// The largest power of two, up to `most`, of elements that lie side by side wherever they are read as a vector.
     pub(super) fn vector(&self, most: u32) -> u32 {
         let rows = self.strides.iter().zip(self.readings()).filter(|(_, reading)| *reading == Reading::Row);
         let steps = rows.flat_map(|(own, _)| &own[..own.len() - 1]).map(|stride| stride.unsigned_abs());

@@ -16,7 +16,7 @@ use crate::tensors::{OutSlot, tensors};
 pub enum Norm {
     /// The root of the sum of the squares.
     L2,
-    /// The greatest magnitude.
+    /// The largest magnitude.
     Infinity,
 }
 
@@ -56,7 +56,7 @@ tensors! {
 pub struct ClipGradNormDesc {
     /// The gradients and their norm.
     pub grads: GradNormDesc,
-    /// The greatest norm that is left as it is, about.
+    /// The largest norm that is left as it is, about.
     pub max_norm: Real,
 }
 
@@ -86,7 +86,7 @@ kernel_args! {
 }
 
 kernel_args! {
-    /// `partials` gets a sum of squares, or a greatest magnitude, of each block, from `first` on.
+    /// `partials` gets a sum of squares, or a largest magnitude, of each block, from `first` on.
     struct PartialArgs => PartialParams { grads: [In<Elem>; LIST], list: ListArgs, partials: Out<Elem>, first: u64 }
 }
 

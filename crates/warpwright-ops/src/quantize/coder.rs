@@ -16,8 +16,8 @@ const ROUND_F32: f64 = 12_582_912.0;
 const ROUND_BITS: u32 = (ROUND_F32 as f32).to_bits();
 /// The same for f64.
 const ROUND_F64: f64 = 6_755_399_441_055_744.0;
-/// The extremes that a group's scale follows from: the least and the greatest element, zero included; or, for schemes without zero
-/// points, the greatest magnitude in `high`. NaN if there is one.
+/// The extremes that a group's scale follows from: the least and the largest element, zero included; or, for schemes without zero
+/// points, the largest magnitude in `high`. NaN if there is one.
 pub(super) struct Extremes<'k, A: Accumulate> {
     low: Reg<'k, A>,
     high: Reg<'k, A>,
@@ -89,7 +89,7 @@ fn range_of<'k, A: Accumulate>(k: K<'k>, scheme: Scheme, group: &[Vector<'k, A>]
     elements.fold(Extremes::none(k), |range, x| range.with(scheme, x))
 }
 
-/// The greatest element and the negated least in one word.
+/// The largest element and the negated least in one word.
 fn range_of_halves<'k>(halves: impl Iterator<Item = Halves<'k>> + Clone) -> Option<Halves<'k>> {
     let high = halves.clone().reduce(Halves::maximum)?;
     let minus_low = halves.reduce(Halves::minimum)?.negated();
@@ -147,10 +147,10 @@ impl<'k, A: Accumulate> GroupScale<'k, A> {
         let scale = divide_by(high * 0.5 - low * 0.5, 7.5);
         let divider = Divider::new(scale);
         let zero = nearest(divider.quotient(-low)).max(0.0).min(15.0);
-        // Where both ends of the range are halfway between integers, both may be rounded away from zero, and the greatest
+        // Where both ends of the range are halfway between integers, both may be rounded away from zero, and the largest
         // element passes the last code. NaN passes it too.
-        let greatest = nearest(divider.quotient(high)) + zero;
-        let passes = Passes::Where(!greatest.le(15.0));
+        let largest = nearest(divider.quotient(high)) + zero;
+        let passes = Passes::Where(!largest.le(15.0));
         let prepared = Prepared::Integer(IntegerCoder::new(divider, Some(zero), passes));
         Self { scale, zero: Some(zero), prepared }
     }

@@ -226,11 +226,11 @@ impl Blocks {
 }
 
 kernel_args! {
-    /// The greatest magnitude of what each block reads.
+    /// The largest magnitude of what each block reads.
     pub(super) struct AmaxArgs => AmaxParams { x: In<Elem>, partials: Out<f32>, n: u64 }
 }
 
-/// Looks for the greatest magnitude of a tensor.
+/// Looks for the largest magnitude of a tensor.
 pub(super) struct Amax {
     pub(super) dtype: DType,
     pub(super) width: u32,

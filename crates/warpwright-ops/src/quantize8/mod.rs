@@ -14,7 +14,7 @@
 //! blocks lie as it and DeepGEMM take them: those of neighbouring rows next to each other, which is `[rows, ceil(cols / 128)]` with
 //! strides `(1, rows)`.
 //!
-//! With `amax` the greatest magnitude of the part and `max` the largest number of the format (448, 57344, 127),
+//! With `amax` the largest magnitude of the part and `max` the largest number of the format (448, 57344, 127),
 //!
 //! `scale = max(amax / max, 2^-126)`, `q = round(x * (1 / scale))`, `y = q * scale`
 //!
@@ -97,7 +97,7 @@ impl Format {
         Self::ALL.into_iter().find(|format| format.dtype() == dtype)
     }
 
-    /// The number that the greatest magnitude becomes.
+    /// The number that the largest magnitude becomes.
     pub const fn max(self) -> f64 {
         match self {
             Self::E4M3 => float8::E4M3_MAX,
@@ -290,7 +290,7 @@ impl Operation for Quantize8Desc {
 }
 
 impl Quantize8Desc {
-    /// The launches with one scale: the greatest magnitude first, unless the scale is given.
+    /// The launches with one scale: the largest magnitude first, unless the scale is given.
     fn flat(
         &self,
         op: &'static str,

@@ -21,7 +21,7 @@ pub fn round(format: Format, x: f32) -> f64 {
     }
 }
 
-/// The scale of elements of which the greatest magnitude is `amax`, NaN if there is one.
+/// The scale of elements of which the largest magnitude is `amax`, NaN if there is one.
 pub fn scale(format: Format, amax: f32) -> f32 {
     let scale = amax / format.max() as f32;
     if scale.is_nan() { scale } else { scale.max(MIN_SCALE) }

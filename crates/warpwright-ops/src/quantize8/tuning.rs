@@ -33,14 +33,14 @@ pub const fn flat_elements(width: u32) -> u32 {
 /// Threads of a block where one scale is of the tensor.
 pub const FLAT_THREADS: u32 = THREADS;
 
-/// Blocks that look for the greatest magnitude of a tensor, one result each: at most as many as the threads of a block, which take one
+/// Blocks that look for the largest magnitude of a tensor, one result each: at most as many as the threads of a block, which take one
 /// each, and about as many as a device runs at once.
 pub const fn partials(len: usize) -> u32 {
     const SMALL: usize = 1 << 17;
     if len <= SMALL { 8 } else { 256 }
 }
 
-/// Threads of a block that looks for the greatest magnitude of a tensor.
+/// Threads of a block that looks for the largest magnitude of a tensor.
 pub const AMAX_THREADS: u32 = 512;
 /// Vectors that such a thread has under way.
 pub const AMAX_UNROLL: u32 = 4;

@@ -95,7 +95,7 @@ pub fn mean(stream: &Stream, x: &Tensor, dims: &[usize], keepdim: bool) -> Resul
     reduce(stream, ReduceFunction::Mean, x, dims, keepdim)
 }
 
-/// The greatest elements of `x` over `dims`, NaN where one is NaN, as `torch.amax`. Arguments and result as for [`sum`].
+/// The largest elements of `x` over `dims`, NaN where one is NaN, as `torch.amax`. Arguments and result as for [`sum`].
 ///
 /// ```
 /// # fn main() -> Result<(), warpwright::Error> {
@@ -165,7 +165,7 @@ fn search(
     Ok(index)
 }
 
-/// Where the greatest elements of `x` are along dimension `dim`, as `torch.argmax`: the first of several, the first NaN before any number.
+/// Where the largest elements of `x` are along dimension `dim`, as `torch.argmax`: the first of several, the first NaN before any number.
 ///
 /// `x` has any shape, of f32, f64, f16 or bf16; the result is of i64, of the shape of `x` without `dim`, or with an extent of 1 there if
 /// `keepdim`. Without a `dim` all elements are searched, in the order of memory.

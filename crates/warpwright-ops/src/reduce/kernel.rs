@@ -27,7 +27,7 @@ kernel_args! {
         tiles: u32,
         /// Whether extremes are wanted beside their positions.
         keep: u32,
-        /// The divisor of sums; -1 for the least, 1 for the greatest.
+        /// The divisor of sums; -1 for the least, 1 for the largest.
         scale: f64,
     }
 }
@@ -37,7 +37,7 @@ kernel_args! {
 pub(super) enum Kept {
     /// Their sum.
     Sum,
-    /// The greatest of them, times the scale.
+    /// The largest of them, times the scale.
     Extreme,
     /// The same and where it is.
     Position,

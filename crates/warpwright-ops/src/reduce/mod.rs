@@ -1,7 +1,7 @@
-//! Reductions over dimensions: sums, means, greatest and least elements, and where these are.
+//! Reductions over dimensions: sums, means, largest and least elements, and where these are.
 //!
 //! A reduction takes any set of dimensions of a tensor; the results lie in the order of the others, so that whether the reduced
-//! dimensions stay, with extent 1, is a matter of shape alone. Without elements a sum is 0 and a mean NaN; a greatest or least element
+//! dimensions stay, with extent 1, is a matter of shape alone. Without elements a sum is 0 and a mean NaN; a largest or least element
 //! does not exist then.
 //!
 //! `amax` and `amin` give NaN where an element is NaN. `argmax` and `argmin` give the first of several, and the first NaN before any
@@ -38,7 +38,7 @@ pub enum ReduceFunction {
     Sum,
     /// Their sum, divided by how many there are.
     Mean,
-    /// The greatest.
+    /// The largest.
     Amax,
     /// The least.
     Amin,
@@ -66,7 +66,7 @@ impl ReduceFunction {
 /// Which element is looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ArgReduceFunction {
-    /// The greatest.
+    /// The largest.
     Argmax,
     /// The least.
     Argmin,
@@ -112,7 +112,7 @@ tensors! {
     }
 }
 
-/// Where the greatest or least of `n` elements is, for each of `outer` x `inner`.
+/// Where the largest or least of `n` elements is, for each of `outer` x `inner`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ArgReduceDesc {
     /// Which element is looked for.

@@ -41,7 +41,7 @@ pub fn sums(x: &[f64], shape: &[usize], dims: &[usize]) -> Vec<(f64, f64)> {
     all.into_iter().map(total).collect()
 }
 
-/// Of each result the element that is greatest over `dims`, or least, and its number among those of the result: the first of
+/// Of each result the element that is largest over `dims`, or least, and its number among those of the result: the first of
 /// several, and the first NaN before any number.
 pub fn extremes(x: &[f64], shape: &[usize], dims: &[usize], least: bool) -> Vec<Option<(f64, usize)>> {
     let mut all: Vec<(Option<(f64, usize)>, usize)> = vec![(None, 0); results(shape, dims)];

@@ -43,7 +43,7 @@ pub(crate) fn minus_max<A: Accumulate>(row_max: Reg<'_, A>) -> Reg<'_, A> {
     row_max.eq(f64::NEG_INFINITY).select(0.0, -row_max)
 }
 
-/// The greatest scaled score of some elements, and the sum of `exp(score - row_max)` over them (Milakov and Gimelshein 2018,
+/// The largest scaled score of some elements, and the sum of `exp(score - row_max)` over them (Milakov and Gimelshein 2018,
 /// arXiv:1805.02867).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OnlineSoftmax<'k, A: Float> {
@@ -55,7 +55,7 @@ impl<'k, A: Accumulate> OnlineSoftmax<'k, A> {
     /// Of parts that were summed apart.
     pub(crate) fn of_parts(maxima: &[Reg<'k, A>], sums: &[Reg<'k, A>], exp: Exponential<'k, A>) -> Self {
         let k = exp.scale.k();
-        let row_max = k.tree("the greatest score", maxima.iter().copied(), |a, b| a.maximum(b));
+        let row_max = k.tree("the largest score", maxima.iter().copied(), |a, b| a.maximum(b));
         let minus = minus_max(row_max);
         let scaled = maxima.iter().zip(sums).map(|(max, sum)| *sum * exp.rescale(*max + minus));
         Self { row_max, row_sum: k.tree("a sum of exponentials", scaled, |a, b| a + b) }

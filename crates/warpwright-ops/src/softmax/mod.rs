@@ -9,7 +9,7 @@
 //! | `softmax` | `y = exp(scale x - m) / sum exp(scale x - m)` | `dx = scale y (dy - sum(y dy))` |
 //! | `log_softmax` | `y = scale x - m - log(sum exp(scale x - m))` | `dx = scale (dy - exp(y) sum(dy))` |
 //!
-//! `m` is the greatest `scale x` of the row (Bridle 1990; Goodfellow et al., *Deep Learning*, 4.1). The meaning is that of
+//! `m` is the largest `scale x` of the row (Bridle 1990; Goodfellow et al., *Deep Learning*, 4.1). The meaning is that of
 //! `torch.softmax(scale * x, dim)` and `torch.log_softmax`: NaN in a row makes the whole row NaN, and so do `+inf` and a
 //! row that is `-inf` throughout. `scale` is positive and finite, 1 for the plain function.
 //!

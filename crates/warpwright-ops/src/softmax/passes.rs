@@ -1,4 +1,4 @@
-//! Rows of any length, and rows with a mask: read once for the greatest score and the sum, which are carried along the row
+//! Rows of any length, and rows with a mask: read once for the largest score and the sum, which are carried along the row
 //! together (Milakov and Gimelshein 2018, arXiv:1805.02867), and once more for the result.
 
 use warpwright_dsl::prelude::*;
@@ -55,7 +55,7 @@ impl<'k> Walk<'k> {
     }
 }
 
-/// The greatest score and the sum of each of the thread's lanes, then of the row or column.
+/// The largest score and the sum of each of the thread's lanes, then of the row or column.
 fn statistics<'k, A: Accumulate>(
     k: K<'k>,
     walk: &Walk<'k>,

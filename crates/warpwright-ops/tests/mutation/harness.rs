@@ -275,7 +275,7 @@ fn mutated(right: &Run) -> Device {
 }
 
 /// Standard normal numbers. In every round of a kernel: groups whose zero point is 0 and whose scale is so small that it
-/// takes a way of its own, and groups whose ends both lie halfway between integers, so that the greatest element passes
+/// takes a way of its own, and groups whose ends both lie halfway between integers, so that the largest element passes
 /// the last code. Classes lie all over the rows.
 pub(crate) fn grouped(specs: &[TensorSpec], slot: usize) -> Vec<f64> {
     let spec = &specs[slot];

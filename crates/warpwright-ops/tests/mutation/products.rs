@@ -534,7 +534,7 @@ fn of_groups(format: WeightFormat, scale: Option<ScaleFormat>, configs: &[FourBi
         }
         // The last group, one behind it, and -1 among them.
         ("group_index", _) => (0..specs[slot].len).map(|i| (i * 5 % 21) as f64 - 1.0).collect(),
-        // The least and the greatest ones, and a NaN.
+        // The least and the largest ones, and a NaN.
         ("scales", DType::F8E4M3) => {
             let last = specs[slot].len - 1;
             let byte = |i: usize| if i == last { 0x7f } else { (i * 37 % 127) as u8 };

@@ -47,7 +47,7 @@ impl Problem {
     }
 }
 
-/// The greatest distance of a gradient from central differences, in units of the larger of 1 and the gradient.
+/// The largest distance of a gradient from central differences, in units of the larger of 1 and the gradient.
 fn distance(at: &[f64], gradient: &[f64], loss: impl Fn(&[f64]) -> f64) -> f64 {
     let mut worst: f64 = 0.0;
     for (i, exact) in gradient.iter().enumerate() {

@@ -177,7 +177,7 @@ fn what_is_not_finite_spreads_as_in_arithmetic() {
     };
     for across in [false, true] {
         let mut product = Product::new(24, across, number);
-        // Not a number with all its bits set: the greatest word there is.
+        // Not a number with all its bits set: the largest word there is.
         product.a[0] = f32::from_bits(0x7fff_ffff);
         let exact = product.exact();
         let kinds = |wanted: fn(&&f64) -> bool| exact.iter().filter(wanted).count();

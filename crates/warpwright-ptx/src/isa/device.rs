@@ -65,15 +65,15 @@ impl DeviceLimits {
     /// Bytes of shared memory of a block whose launch asks for no more.
     pub const SHARED_WITHOUT_ASKING: u32 = 48 << 10;
 
-    /// The greatest shared memory of a block that any device has.
+    /// The largest shared memory of a block that any device has.
     pub const GREATEST_SHARED_PER_BLOCK: u32 = {
-        let (mut row, mut greatest) = (0, 0);
+        let (mut row, mut largest) = (0, 0);
         while row < DEVICES.len() {
             let [_, block, ..] = DEVICES[row].1;
-            greatest = if block > greatest { block } else { greatest };
+            largest = if block > largest { block } else { largest };
             row += 1;
         }
-        greatest << 10
+        largest << 10
     };
 
     /// Limits of devices that run `target`, by its architecture. One that the table lacks has those of the nearest before it of the same

@@ -69,7 +69,7 @@ pub enum ContractError {
         text: String,
     },
     /// A range has no two ends, or they are in the wrong order.
-    #[error("`{text}`: a range is LEAST..GREATEST, such as 0..1000")]
+    #[error("`{text}`: a range is MIN..MAX, such as 0..1000")]
     Range {
         /// The text.
         text: String,
@@ -98,7 +98,7 @@ pub enum ContractError {
 pub struct Contract {
     /// Arrays by the names of the parameters that point to them. Arrays do not overlap and begin at multiples of 16 bytes.
     pub arrays: BTreeMap<String, Extent>,
-    /// Least and greatest values of scalar parameters. One that may be negative is signed.
+    /// Least and largest values of scalar parameters. One that may be negative is signed.
     pub ranges: BTreeMap<String, (i64, i64)>,
     /// Relations between sizes.
     pub assumptions: Vec<Assumption>,
@@ -196,7 +196,7 @@ impl Extent {
     }
 }
 
-/// Reads `LEAST..GREATEST`.
+/// Reads `MIN..MAX`.
 ///
 /// # Errors
 /// The text is something else, or the ends are in the wrong order.

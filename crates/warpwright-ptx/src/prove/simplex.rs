@@ -108,7 +108,7 @@ impl Fraction {
     }
 }
 
-/// The least and the greatest value of a variable, where there is one.
+/// The least and the largest value of a variable, where there is one.
 pub(super) type Bounds = (Option<i128>, Option<i128>);
 
 /// Constraints on integers.

@@ -42,7 +42,7 @@ impl Im2col {
     /// Most pixels of a copy.
     pub const MAX_PIXELS: u32 = 1024;
 
-    /// The least and the greatest number that a corner may have in a tensor of `rank` dimensions; `None` if it has no pixels.
+    /// The least and the largest number that a corner may have in a tensor of `rank` dimensions; `None` if it has no pixels.
     pub const fn corner_range(rank: usize) -> Option<(i32, i32)> {
         match rank {
             3 => Some((-(1 << 15), (1 << 15) - 1)),
@@ -52,7 +52,7 @@ impl Im2col {
         }
     }
 
-    /// The greatest offset that an instruction may have in a tensor of `rank` dimensions; `None` if it has no pixels.
+    /// The largest offset that an instruction may have in a tensor of `rank` dimensions; `None` if it has no pixels.
     pub const fn max_offset(rank: usize) -> Option<u32> {
         match rank {
             3 => Some((1 << 16) - 1),
@@ -72,7 +72,7 @@ impl Im2col {
     /// Holds the mode against the rules for `map`, whose lists have the lengths of its rank.
     pub(super) fn check(&self, map: &TensorMap) -> Result<(), TensorMapError> {
         let rank = map.rank();
-        let Some((least, greatest)) = Self::corner_range(rank) else {
+        let Some((least, largest)) = Self::corner_range(rank) else {
             return Err(TensorMapError::Im2colRank { got: rank });
         };
         let pixels = rank - 2;
@@ -80,8 +80,8 @@ impl Im2col {
             if corner.len() != pixels {
                 return Err(TensorMapError::Length { list, rank, expected: pixels, got: corner.len() });
             }
-            if let Some(axis) = corner.iter().position(|c| !(least..=greatest).contains(c)) {
-                return Err(TensorMapError::Corner { list, axis, got: corner[axis], least, greatest });
+            if let Some(axis) = corner.iter().position(|c| !(least..=largest).contains(c)) {
+                return Err(TensorMapError::Corner { list, axis, got: corner[axis], least, largest });
             }
         }
         if self.channels == 0 || self.channels > Self::MAX_CHANNELS {
@@ -230,7 +230,7 @@ mod tests {
             axis,
             got,
             least: -128,
-            greatest: 127,
+            largest: 127,
         };
         assert_eq!(broken(|m| im2col(m).lower[1] = -129), corner(1, -129));
         assert_eq!(broken(|m| im2col(m).lower[0] = 128), corner(0, 128));

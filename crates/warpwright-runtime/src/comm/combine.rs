@@ -22,7 +22,7 @@ trait Number: Copy {
     fn sum(self, other: Self) -> Self;
     fn product(self, other: Self) -> Self;
     fn least(self, other: Self) -> Self;
-    fn greatest(self, other: Self) -> Self;
+    fn largest(self, other: Self) -> Self;
     fn share(self, ranks: usize) -> Self;
 }
 
@@ -38,7 +38,7 @@ macro_rules! floats {
             fn least(self, other: Self) -> Self {
                 self.min(other)
             }
-            fn greatest(self, other: Self) -> Self {
+            fn largest(self, other: Self) -> Self {
                 self.max(other)
             }
             fn share(self, ranks: usize) -> Self {
@@ -60,7 +60,7 @@ macro_rules! integers {
             fn least(self, other: Self) -> Self {
                 self.min(other)
             }
-            fn greatest(self, other: Self) -> Self {
+            fn largest(self, other: Self) -> Self {
                 self.max(other)
             }
             fn share(self, _ranks: usize) -> Self {
@@ -83,7 +83,7 @@ fn combine<const BYTES: usize, N: Number>(
         Reduction::Sum | Reduction::Mean => N::sum,
         Reduction::Product => N::product,
         Reduction::Min => N::least,
-        Reduction::Max => N::greatest,
+        Reduction::Max => N::largest,
     };
     let [first, rest @ ..] = parts else { return Vec::new() };
     let elements = |part: &[u8]| -> Vec<N> { part.as_chunks().0.iter().map(|bytes| read(*bytes)).collect() };

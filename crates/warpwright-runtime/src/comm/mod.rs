@@ -90,7 +90,7 @@ pub enum Reduction {
     Product,
     /// The least.
     Min,
-    /// The greatest.
+    /// The largest.
     Max,
 }
 

@@ -240,7 +240,7 @@ pub(super) fn dot(a: impl Iterator<Item = (f64, f64)>, c: f64) -> (f64, f64) {
 
 /// How a sum is made.
 pub(super) struct Sums {
-    /// A term may be off by this many bits below the greatest.
+    /// A term may be off by this many bits below the largest.
     pub(super) bits: i32,
     /// Roundings to the type of the result before the last.
     pub(super) roundings: usize,

@@ -2,7 +2,7 @@
 //!
 //! One step adds up to 32 products and C. A product has the exponent `ea + eb` of its factors, and subnormal factors have
 //! that of the smallest normal number; what is zero has none. Every term is truncated toward zero to a multiple of
-//! `2^(emax - keep)`, where `emax` is the greatest of the exponents, C's included; the terms are added exactly, and their
+//! `2^(emax - keep)`, where `emax` is the largest of the exponents, C's included; the terms are added exactly, and their
 //! sum is truncated toward zero to `keep - 1` bits (`keep + 1` where `keep` is 13), or rounded to f16 where C is f16.
 //! A sum of zero is +0, and so is an f16 sum that rounds to zero. PTX leaves all of this open; the rules were fitted to random
 //! products that an H200 computed and give each of them bit for bit.
@@ -65,10 +65,10 @@ impl Step {
 /// The exponent of zero: below every other, also when it is added to one.
 pub(super) const NONE: i32 = -0x4000;
 
-/// Exponent fields of two rows of numbers, as the halves of words. `greatest` becomes the greatest magnitude, its bits
+/// Exponent fields of two rows of numbers, as the halves of words. `largest` becomes the largest magnitude, its bits
 /// moved up by one.
 #[inline(always)]
-pub(super) fn exponents(pair: &[[f32; LANES]; 2], least: u32, greatest: &mut u32) -> [u32; LANES] {
+pub(super) fn exponents(pair: &[[f32; LANES]; 2], least: u32, largest: &mut u32) -> [u32; LANES] {
     let mut out = [0; LANES];
     let mut most = 0;
     for (i, out) in out.iter_mut().enumerate() {
@@ -76,7 +76,7 @@ pub(super) fn exponents(pair: &[[f32; LANES]; 2], least: u32, greatest: &mut u32
         most = most.max(low).max(high);
         *out = exponent(low, least) & 0xFFFF | exponent(high, least) << 16;
     }
-    *greatest = most.max(*greatest);
+    *largest = most.max(*largest);
     out
 }
 
@@ -116,10 +116,10 @@ fn sum(terms: impl Iterator<Item = (f64, i32)> + Clone, c: f32, step: &Step) -> 
     if terms.clone().any(|(term, _)| !term.is_finite()) {
         return terms.map(|(term, _)| term).sum::<f64>() as f32;
     }
-    let Some(greatest) = terms.clone().filter(|(term, _)| *term != 0.0).map(|(_, e)| e).max() else {
+    let Some(largest) = terms.clone().filter(|(term, _)| *term != 0.0).map(|(_, e)| e).max() else {
         return 0.0;
     };
-    let unit = power(greatest - step.keep);
+    let unit = power(largest - step.keep);
     let total: i64 = terms.map(|(term, _)| (term / unit) as i64).sum();
     // Below 2^33, so this is exact.
     let total = total as f64 * unit;
@@ -185,7 +185,7 @@ pub(super) mod avx2 {
         let bits = |x: __m256| _mm256_castps_si256(x);
         let (a, a_exponents) = (&tile.a[row], &tile.a_exponents[row]);
 
-        // The greatest exponents, with twice the bias of f32.
+        // The largest exponents, with twice the bias of f32.
         let mut pairs = _mm256_set1_epi16(2 * NONE as i16);
         for q in step.groups() {
             let (a, b) =
@@ -202,21 +202,20 @@ pub(super) mod avx2 {
         let zero = _mm256_cmpeq_epi32(magnitude, _mm256_setzero_si256());
         let c_exponent =
             _mm256_or_si256(_mm256_add_epi32(field, number(127)), _mm256_and_si256(zero, number(i32::MIN)));
-        let greatest = _mm256_max_epi32(products, c_exponent);
+        let largest = _mm256_max_epi32(products, c_exponent);
 
         // From 2^-100 to 2^120, or nothing at all.
         let low = _mm256_and_si256(
-            _mm256_cmpgt_epi32(number(254 - 100), greatest),
-            _mm256_cmpgt_epi32(greatest, _mm256_setzero_si256()),
+            _mm256_cmpgt_epi32(number(254 - 100), largest),
+            _mm256_cmpgt_epi32(largest, _mm256_setzero_si256()),
         );
-        let outside = _mm256_or_si256(low, _mm256_cmpgt_epi32(greatest, number(254 + 120)));
+        let outside = _mm256_or_si256(low, _mm256_cmpgt_epi32(largest, number(254 + 120)));
         if _mm256_testz_si256(outside, outside) == 0 {
             return None;
         }
-        let greatest = _mm256_max_epi32(greatest, number(254 - 100));
-        let scale =
-            floats(_mm256_slli_epi32::<23>(_mm256_sub_epi32(number(127 + 254 + step.keep), greatest)));
-        let unit = floats(_mm256_slli_epi32::<23>(_mm256_sub_epi32(greatest, number(127 + step.keep))));
+        let largest = _mm256_max_epi32(largest, number(254 - 100));
+        let scale = floats(_mm256_slli_epi32::<23>(_mm256_sub_epi32(number(127 + 254 + step.keep), largest)));
+        let unit = floats(_mm256_slli_epi32::<23>(_mm256_sub_epi32(largest, number(127 + step.keep))));
 
         // Products are exact, and so is their scaling to the unit unless they vanish.
         let mut total = _mm256_setzero_si256();
@@ -331,19 +330,18 @@ pub(super) mod avx512 {
         let field = _mm512_max_epi32(_mm512_srli_epi32::<24>(magnitude), number(step.rounding.least()));
         let zero = _mm512_testn_epi32_mask(magnitude, magnitude);
         let c_exponent = _mm512_mask_mov_epi32(_mm512_add_epi32(field, number(127)), zero, number(i32::MIN));
-        let greatest = _mm512_max_epi32(products, c_exponent);
+        let largest = _mm512_max_epi32(products, c_exponent);
 
         // From 2^-100 to 2^120, or nothing at all.
-        let outside = (_mm512_cmpgt_epi32_mask(number(254 - 100), greatest)
-            & _mm512_cmpgt_epi32_mask(greatest, _mm512_setzero_si512()))
-            | _mm512_cmpgt_epi32_mask(greatest, number(254 + 120));
+        let outside = (_mm512_cmpgt_epi32_mask(number(254 - 100), largest)
+            & _mm512_cmpgt_epi32_mask(largest, _mm512_setzero_si512()))
+            | _mm512_cmpgt_epi32_mask(largest, number(254 + 120));
         if outside != 0 {
             return None;
         }
-        let greatest = _mm512_max_epi32(greatest, number(254 - 100));
-        let scale =
-            floats(_mm512_slli_epi32::<23>(_mm512_sub_epi32(number(127 + 254 + step.keep), greatest)));
-        let unit = floats(_mm512_slli_epi32::<23>(_mm512_sub_epi32(greatest, number(127 + step.keep))));
+        let largest = _mm512_max_epi32(largest, number(254 - 100));
+        let scale = floats(_mm512_slli_epi32::<23>(_mm512_sub_epi32(number(127 + 254 + step.keep), largest)));
+        let unit = floats(_mm512_slli_epi32::<23>(_mm512_sub_epi32(largest, number(127 + step.keep))));
 
         let mut totals = [_mm512_setzero_si512(); 2];
         for q in step.groups() {

@@ -15,7 +15,7 @@ use crate::code::rows::{LANES, Registers, Row32};
 
 /// Lanes of a vector.
 const WIDE: usize = 16;
-/// Bits below the greatest exponent that a term keeps.
+/// Bits below the largest exponent that a term keeps.
 const KEEP: i32 = 25;
 
 /// Whether the product is one of those.
@@ -93,9 +93,9 @@ fn halves(words: &Words) -> [__m512i; 2] {
 struct Range {
     /// Elements of A and B that are out of it.
     elements: __mmask32,
-    /// The least and the greatest exponent of a sum; where there is nothing to add, neither.
+    /// The least and the largest exponent of a sum; where there is nothing to add, neither.
     least: __m512i,
-    greatest: __m512i,
+    largest: __m512i,
     /// Signs of sums that do not fit 32 bits.
     overflow: __m512i,
 }
@@ -105,7 +105,7 @@ impl Range {
     #[inline]
     fn new() -> Self {
         let zero = _mm512_setzero_si512();
-        Self { elements: 0, least: _mm512_set1_epi32(-1), greatest: zero, overflow: zero }
+        Self { elements: 0, least: _mm512_set1_epi32(-1), largest: zero, overflow: zero }
     }
 
     /// Exponents from 2^-100 to 2^120, or nothing at all.
@@ -113,7 +113,7 @@ impl Range {
     #[inline]
     fn holds(&self) -> bool {
         let low = _mm512_cmplt_epu32_mask(self.least, _mm512_set1_epi32(LEAST - 1));
-        let high = _mm512_cmpge_epi32_mask(self.greatest, _mm512_set1_epi32(field(121)));
+        let high = _mm512_cmpge_epi32_mask(self.largest, _mm512_set1_epi32(field(121)));
         self.elements == 0 && low | high | _mm512_movepi32_mask(self.overflow) == 0
     }
 }
@@ -266,7 +266,7 @@ fn scale_of<const PARTS: usize>(
 ) -> [__m512; 2] {
     let number = |n: i32| _mm512_set1_epi32(n);
     let floats = |x: __m512i| _mm512_castsi512_ps(x);
-    // The greatest exponents, those of products in both halves. What is below them in a word is cut off at the end.
+    // The largest exponents, those of products in both halves. What is below them in a word is cut off at the end.
     let mut pairs = [_mm512_set1_epi16(i16::MIN); 2];
     for part in parts {
         for (j, a) in part.a_exponents.iter().enumerate() {
@@ -277,12 +277,12 @@ fn scale_of<const PARTS: usize>(
     let pairs = _mm512_max_epi16(pairs[0], pairs[1]);
     let products = _mm512_max_epi32(pairs, _mm512_slli_epi32::<16>(pairs));
     let magnitude = _mm512_and_si512(_mm512_castps_si512(c), number(i32::MAX));
-    let greatest = _mm512_max_epi32(products, magnitude);
-    range.least = _mm512_min_epu32(range.least, _mm512_sub_epi32(greatest, number(1)));
-    range.greatest = _mm512_max_epi32(range.greatest, greatest);
-    let greatest = _mm512_and_si512(_mm512_max_epi32(greatest, number(LEAST)), number(0xFF << 23));
-    let scale = _mm512_sub_epi32(number(field(127).wrapping_add(KEEP << 23)), greatest);
-    [floats(scale), floats(_mm512_sub_epi32(greatest, number(KEEP << 23)))]
+    let largest = _mm512_max_epi32(products, magnitude);
+    range.least = _mm512_min_epu32(range.least, _mm512_sub_epi32(largest, number(1)));
+    range.largest = _mm512_max_epi32(range.largest, largest);
+    let largest = _mm512_and_si512(_mm512_max_epi32(largest, number(LEAST)), number(0xFF << 23));
+    let scale = _mm512_sub_epi32(number(field(127).wrapping_add(KEEP << 23)), largest);
+    [floats(scale), floats(_mm512_sub_epi32(largest, number(KEEP << 23)))]
 }
 
 #[cfg(test)]
@@ -398,7 +398,7 @@ mod tests {
         if !*WIDE_VECTORS {
             return;
         }
-        // The greatest mantissas: sixteen products just below 2^27 units, and C of almost 2^26.
+        // The largest mantissas: sixteen products just below 2^27 units, and C of almost 2^26.
         for (half, element) in [(0x3FFF, Element::Bf16), (0x3FFF, Element::F16), (0xBFFF, Element::F16)] {
             let all = |word| Row32([word; LANES]);
             let (a, b) = (all(half << 16 | half), all(0x3FFF_3FFF));

@@ -350,7 +350,7 @@ impl<'k, A: Accumulate> Scorer<'k, A> {
         ((score - top) * self.unit).gt(8.0)
     }
 
-    /// `log(sum e^score)` from the greatest score and the sum of powers relative to it.
+    /// `log(sum e^score)` from the largest score and the sum of powers relative to it.
     pub(in crate::attention) fn log_sum_exp(&self, top: Reg<'k, A>, sum: Reg<'k, A>) -> Reg<'k, A> {
         match self.precision {
             Precision::Full => top + sum.log(),

@@ -1,8 +1,8 @@
 //! The rows of the recurrent weights that a block keeps: in registers, and in shared memory where there is no room for more.
 //!
 //! Weights of `tf32` are kept as `f16`, two to a register, where there is no room for them otherwise. `f16` has the 11 bits of `tf32`,
-//! but not its range. So the weights of a block are multiplied by a power of two that brings the greatest of them below 2^15: what is
-//! 2^29 times smaller loses bits, and 2^-40 of the greatest at most. They are widened again for each product, and sums are multiplied
+//! but not its range. So the weights of a block are multiplied by a power of two that brings the largest of them below 2^15: what is
+//! 2^29 times smaller loses bits, and 2^-40 of the largest at most. They are widened again for each product, and sums are multiplied
 //! by the inverse.
 
 use warpwright_dsl::prelude::*;
@@ -18,7 +18,7 @@ const MOST_PACKED: u32 = 112;
 const MOST_STORED: u32 = 160 << 10;
 /// Bytes of a fragment of a warp.
 const FRAGMENT_BYTES: u32 = WARP * QUAD * 4;
-/// Elements of a thread that are on their way while the greatest is looked for.
+/// Elements of a thread that are on their way while the largest is looked for.
 const AHEAD: u32 = 8;
 /// The lowest bit of the exponent of `f32`.
 const EXPONENT: u32 = 23;

@@ -21,7 +21,7 @@ pub(in crate::attention) use split::Copied;
 pub(in crate::attention) const TILE: u32 = 64;
 /// Most of them in the rows of a block.
 pub(in crate::attention) const TILES_OF_A_BLOCK: u32 = 2;
-/// Exponent of the power of two that the greatest number of a tile, and of a row of weights, comes to; `f16` ends at 2^16.
+/// Exponent of the power of two that the largest number of a tile, and of a row of weights, comes to; `f16` ends at 2^16.
 const TOP: u32 = 14;
 /// The exponent of `f32` is what is above these bits, and this much more than that of the number.
 const EXPONENT: u32 = 23;
@@ -98,7 +98,7 @@ impl<'k> SplitF16Engine<'k> {
     }
 }
 
-/// Weights of each row times the power of two that brings the greatest of them near 2^15, and what brings sums with them back.
+/// Weights of each row times the power of two that brings the largest of them near 2^15, and what brings sums with them back.
 fn normalized<'k>(k: K<'k>, weights: &RegTile<'k, f32>) -> (RegTile<'k, f32>, RowVector<'k, f32>) {
     // Below this exponent the power would not be a number.
     const LEAST: u32 = TOP + 1;

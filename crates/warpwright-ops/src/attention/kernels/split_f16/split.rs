@@ -8,9 +8,9 @@ use crate::attention::score::View;
 
 /// Elements of an access.
 const VECTOR: u32 = 4;
-/// Greatest numbers of a tile are between 2^-40 and 2^40, or 0: products and their sums stay far inside `f32`.
+/// Largest numbers of a tile are between 2^-40 and 2^40, or 0: products and their sums stay far inside `f32`.
 const EXPONENTS: [f32; 2] = [1.0 / (1u64 << 40) as f32, (1u64 << 40) as f32];
-/// How many powers of two the greatest numbers of rows of a tile may lie apart: what `f16` has below that is 2^-23 of the least of them.
+/// How many powers of two the largest numbers of rows of a tile may lie apart: what `f16` has below that is 2^-23 of the least of them.
 const APART: u32 = 16;
 
 kernel_args! {
@@ -87,7 +87,7 @@ impl SplitCopy {
     fn factor<'k>(&self, k: K<'k>, rows: &[Lanes<'k, f32>]) -> (F32<'k>, F32<'k>) {
         let bits = |x: f32| k.lit(x.to_bits());
         let row_max = |row: &Lanes<'k, f32>| {
-            // As integers, numbers that are none are the greatest.
+            // As integers, numbers that are none are the largest.
             let max = row.map(|x| x.abs().to_bits()).reduce(|a, b| a.max(b));
             k.warp_combine((self.width / VECTOR).min(WARP), max.unwrap_or(bits(0.0)), |a, b| a.max(b))
         };
