@@ -289,3 +289,19 @@ def test_kernels_of_others_are_told_from_ours():
     others = ["void at::native::vectorized_elementwise_kernel<4>", "nvjet_tst_128x256", "triton_poi_fused_add_0", "Memset (Device)",
               "sm90_xmma_gemm_bf16", "cutlass_80_tensorop", "cudnn_generated_fort_native_sdpa", "fmha_cutlassF_bf16_aligned"]
     assert not any(models.OTHERS.search(name) for name in entries) and all(models.OTHERS.search(name) for name in others)
+
+
+def test_curves_that_part_are_named():
+    pytest.importorskip("torch")
+    import curves
+
+    plain = [4.0 / (1 + step / 100) for step in range(400)]
+    off = lambda factor: [loss * factor for loss in plain]  # noqa: E731
+    found = {"eager": plain, "patched": off(1.009), "patched+graphs": off(1.009), "backend": off(1.02)}
+    assert curves.verdict(found, "patched") == "" == curves.verdict(found, "patched+graphs")
+    assert "2.00% from eager, at most 1.00%" in curves.verdict(found, "backend")
+    # As far as PyTorch is from itself.
+    assert curves.verdict(found | {"eager, nudged": off(0.985)}, "backend") == ""
+    found["patched+graphs"] = plain[:7] + found["patched"][7:]
+    assert curves.verdict(found, "patched+graphs") == "other bits than patched from step 0 on"
+    assert "inf" in curves.verdict(found | {"backend": [*plain[:-1], float("nan")]}, "backend")
