@@ -14,7 +14,7 @@ use crate::context::K;
 use crate::error::IssueKind;
 use crate::float::Float;
 use crate::flow::{Carry, RawReg, RawRegs};
-use crate::reg::{Integer, Number, Pred, Reg, Scalar, Source};
+use crate::reg::{F32, Integer, Number, Pred, Reg, Scalar, Source};
 
 impl<'k> K<'k> {
     #[track_caller]
@@ -299,6 +299,15 @@ impl<'k, T: Number> Reg<'k, T> {
             (TernaryOp::MadLo, Modifiers::NONE)
         };
         self.k().ternary(op, T::TYPE, mods, [self.operand(), a.operand(), b.operand()])
+    }
+}
+
+impl<'k> F32<'k> {
+    /// The product, clamped to \[0, 1\]; NaN becomes 0.
+    #[track_caller]
+    pub fn mul_saturated(self, rhs: impl Source<'k, f32>) -> Self {
+        let mods = Modifiers { sat: true, ..Modifiers::RN };
+        self.k().binary(BinaryOp::Mul, ScalarType::F32, mods, self.operand(), rhs.operand())
     }
 }
 

@@ -325,7 +325,7 @@ impl<E: Element> Ptr<'_, Read, E> {
 impl<'k, E: Element> Ptr<'k, Shared, E> {
     /// The address as it is: 32 bits.
     #[track_caller]
-    pub(crate) fn shared_address(self) -> U32<'k> {
+    pub fn shared_address(self) -> U32<'k> {
         let base = Reg::<u32>::from_id(self.k, self.base);
         if self.offset == 0 { base } else { base + self.offset as u32 }
     }

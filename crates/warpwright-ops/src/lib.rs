@@ -34,6 +34,7 @@
 //! | [`group_norm`] | group_norm with optional silu, instance_norm, and their gradients; channels first and last | f32, f64, f16, bf16 |
 //! | [`quantize`] | quantize and dequantize nf4, fp4, int4, int4_asymmetric; nested statistics | f32, f64, f16, bf16 |
 //! | [`mod@quantize8`] | quantize and dequantize e4m3, e5m2 (from sm_89 on) and int8, with a scale for a tensor, a row, 1 x 128 or 128 x 128 elements | f32, f16, bf16 |
+//! | [`mod@quantize_dynamic`] | quantize and dequantize by the 8-bit dynamic maps, signed and unsigned, with a maximum for 256 or 4096 elements | f32, f16, bf16 |
 //! | [`layer_norm`] | layer_norm, rms_norm, with a fused residual, and their gradients | f32, f64, f16, bf16 |
 //! | [`local_response_norm`] | local_response_norm and its gradient | f32, f64, f16, bf16 |
 //! | [`pool`] | max_pool, avg_pool, adaptive_max_pool, adaptive_avg_pool in one to three dimensions, and their gradients; channels first and last | f32, f64, f16, bf16 |
@@ -60,6 +61,7 @@ pub mod conv;
 pub mod copy;
 pub mod cross_entropy;
 mod dropout;
+pub mod dynamic_map;
 pub mod elementwise;
 pub mod embedding;
 mod error;
@@ -78,6 +80,7 @@ pub mod plan;
 pub mod pool;
 pub mod quantize;
 pub mod quantize8;
+pub mod quantize_dynamic;
 pub mod recurrent;
 pub mod reduce;
 pub mod resize;
@@ -102,6 +105,7 @@ pub(crate) const FAMILIES: &[&catalogue::Family] = &[
     &causal_conv1d::samples::FAMILY,
     &quantize::samples::FAMILY,
     &quantize8::samples::FAMILY,
+    &quantize_dynamic::samples::FAMILY,
     &conv::samples::FAMILY,
     &copy::samples::FAMILY,
     &elementwise::samples::FAMILY,

@@ -38,6 +38,7 @@ pub mod ptx_cases;
 mod ptx_run;
 mod quantize;
 mod quantize8;
+mod quantize_dynamic;
 pub mod random;
 pub mod ranks;
 mod recurrent;
@@ -88,6 +89,7 @@ const FAMILIES: &[fn(Scope) -> Vec<Case>] = &[
     causal_conv1d::cases,
     quantize::cases,
     quantize8::cases,
+    quantize_dynamic::cases,
     scaled_gemm::cases,
     grouped_gemm::cases,
     matmul_4bit::cases,

@@ -44,6 +44,7 @@
 //! | [`mod@resize`] | `resize` (`interpolate`): nearest, linear, cubic, area in one to three dimensions, forward and backward, channels first and last | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@quantize`] | 4-bit `nf4`, `fp4`, `int4` symmetric and asymmetric, any group size, to codes and back; nested scales | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@quantize8`] | 8-bit `e4m3`, `e5m2` and `int8` codes with a scale for a tensor, a row, 1 x 128 or 128 x 128 elements, and back | f32, f16, bf16 | sm_75 and later; 8-bit floats sm_89 and later |
+//! | [`mod@quantize_dynamic`] | 8-bit codes by the dynamic maps of bitsandbytes, signed and unsigned, with a maximum for 256 or 4096 elements, and back | f32, f16, bf16 | sm_75 and later |
 //! | [`scaled_gemm`] | products of `e4m3`, `e5m2` and `int8` matrices with scales for a tensor, rows, 1 x 128 or 128 x 128 elements, with bias and activation; of `int8` to i32 | f32, f16, bf16 | sm_75 and later; 8-bit floats sm_89 and later |
 //! | [`mod@matmul_4bit`] | `matmul_4bit` and its gradient by `x`: products with `nf4`, `fp4`, `int4`, `int4_asymmetric`, `mxfp4` and `nvfp4` weights as checkpoints store them, with bias; nested scales | f32, f16, bf16 | sm_75 and later |
 //! | [`grouped_gemm`] | `grouped_matmul`, `grouped_matmul_k`: products of ragged groups of rows, or of the common dimension, whose ends are on the device | f32, f16, bf16 | sm_75 and later |
@@ -114,7 +115,7 @@
 //!
 //! This crate alone is under semantic versioning. Its stable interface is what stands at its root, [`plan`](mod@plan), [`comm`], [`parallel`], and in the modules of the
 //! families ([`activation`], [`mod@attention`], [`mod@batch_norm`], [`mod@cast`], [`mod@causal_conv1d`], [`mod@conv`], [`mod@copy`], [`mod@cross_entropy`], [`mod@elementwise`], [`mod@embedding`], [`mod@matmul`], [`group_norm`](mod@group_norm), [`grouped_gemm`],
-//! [`kv_cache`], [`layer_norm`](mod@layer_norm), [`mod@linear_cross_entropy`], [`local_response_norm`](mod@local_response_norm), [`mod@matmul_4bit`], [`optimizer`], [`pool`](mod@pool), [`mod@quantize`], [`mod@quantize8`],
+//! [`kv_cache`], [`layer_norm`](mod@layer_norm), [`mod@linear_cross_entropy`], [`local_response_norm`](mod@local_response_norm), [`mod@matmul_4bit`], [`optimizer`], [`pool`](mod@pool), [`mod@quantize`], [`mod@quantize8`], [`mod@quantize_dynamic`], [`dynamic_map`],
 //! [`mod@recurrent`], [`reduce`], [`mod@resize`], [`mod@rotary`], [`scaled_gemm`], [`mod@softmax`]) the
 //! descriptors, arguments, options and free functions.
 //!
@@ -145,6 +146,7 @@ pub use warpwright_ops::causal_conv1d::{self, causal_conv1d, causal_conv1d_backw
 pub use warpwright_ops::conv::{self, conv, conv_backward};
 pub use warpwright_ops::copy::{self, cat, permute, split};
 pub use warpwright_ops::cross_entropy::{self, cross_entropy, cross_entropy_backward};
+pub use warpwright_ops::dynamic_map;
 pub use warpwright_ops::elementwise::{self, dropout, dropout_add, dropout_backward};
 pub use warpwright_ops::embedding::{self, embedding, embedding_backward};
 pub use warpwright_ops::gemm::{self as matmul, matmul};
@@ -169,6 +171,7 @@ pub use warpwright_ops::pool::{
     avg_pool, avg_pool_backward, max_pool, max_pool_backward,
 };
 pub use warpwright_ops::quantize::{self, dequantize, dequantize_nested, quantize, quantize_nested};
+pub use warpwright_ops::quantize_dynamic::{self, dequantize_dynamic, quantize_dynamic};
 pub use warpwright_ops::quantize8::{self, dequantize8, quantize8, quantize8_static};
 pub use warpwright_ops::recurrent::{
     self, gru, gru_backward, gru_cell, gru_cell_backward, lstm, lstm_backward, lstm_cell, lstm_cell_backward,

@@ -10,8 +10,7 @@ use super::{NibbleOrder, Scheme};
 /// Blocks of 8-bit codes of nested statistics.
 pub const NESTED_BLOCK: usize = 256;
 
-/// The smallest block maximum that is divided by; smaller ones scale as if they were this.
-pub const MIN_ABSMAX: f32 = 1e-38;
+pub use crate::dynamic_map::MIN_ABSMAX;
 
 /// A quantized tensor: packed codes, one scale and, for asymmetric integers, one zero point per group.
 #[derive(Clone, Debug, PartialEq)]

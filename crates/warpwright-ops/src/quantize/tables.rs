@@ -1,5 +1,8 @@
 //! The code tables of the 4-bit and 8-bit formats, and the midpoints that decide between neighbouring codes.
 
+use crate::dynamic_map::Map;
+pub use crate::dynamic_map::midpoints;
+
 /// The NF4 code: quantiles of the normal distribution (QLoRA, arXiv:2305.14314), as bitsandbytes rounds them.
 pub const NF4: [f32; 16] = [
     -1.0,
@@ -59,47 +62,9 @@ pub const NF4_MIDPOINTS: [f32; 15] = {
 pub const FP4_MIDPOINTS: [f32; 7] =
     [0.002_604_17, 0.085_937_5, 0.208_333_33, 0.291_666_67, 0.416_666_7, 0.583_333, 0.833_333_3];
 
-/// The signed 8-bit dynamic map of bitsandbytes (arXiv:1511.04561): ascending, 256 entries.
-///
-/// For every decade 10^-6 .. 10^0 the interval \[0.1, 1\] is cut into 2^i pieces; the entries are the means of
-/// neighbouring cuts with both signs, and 0 and 1.
+/// The signed 8-bit dynamic map of bitsandbytes; see [`dynamic_map`](crate::dynamic_map).
 pub fn dynamic_map() -> [f32; 256] {
-    let mut map = Vec::with_capacity(256);
-    for i in 0..7u32 {
-        let pieces = 1usize << i;
-        let cut = linspace(0.1, 1.0, pieces + 1);
-        let scale = 10f64.powi(i as i32 - 6);
-        for pair in cut.windows(2) {
-            let mean = (pair[0] + pair[1]) / 2.0;
-            // The factor is rounded to f32 before it meets the f32 mean, as a tensor times a Python scalar is.
-            let value = scale as f32 * mean;
-            map.extend([value, -value]);
-        }
-    }
-    map.extend([0.0, 1.0]);
-    map.sort_by(f32::total_cmp);
-    let mut out = [0.0; 256];
-    out.copy_from_slice(&map);
-    out
-}
-
-/// `count` equally spaced f32 values, computed from both ends towards the middle as PyTorch's CPU `linspace` does.
-fn linspace(start: f32, end: f32, count: usize) -> Vec<f32> {
-    let step = (end - start) / (count - 1) as f32;
-    (0..count)
-        .map(|i| {
-            if i < count / 2 {
-                step.mul_add(i as f32, start)
-            } else {
-                (-step).mul_add((count - 1 - i) as f32, end)
-            }
-        })
-        .collect()
-}
-
-/// The 255 f32 midpoints between neighbouring entries of an ascending map.
-pub fn midpoints(map: &[f32; 256]) -> [f32; 255] {
-    std::array::from_fn(|i| (map[i] + map[i + 1]) * 0.5)
+    Map::Signed.values()
 }
 
 /// Entries of a table that a warp holds, one a lane.
@@ -159,9 +124,5 @@ mod tests {
         assert!(NF4.is_sorted() && NF4[0] == -1.0 && NF4[15] == 1.0);
         let magnitudes: Vec<f32> = FP4_ASCENDING.iter().map(|c| FP4[usize::from(*c)]).collect();
         assert!(magnitudes.is_sorted() && magnitudes[7] == 1.0);
-        let map = dynamic_map();
-        assert!(map.is_sorted() && map[255] == 1.0 && map[127] == 0.0);
-        // Every value but 1 has its mirror image.
-        assert!(map[..255].iter().all(|v| map.contains(&-v)));
     }
 }

@@ -6,11 +6,14 @@ use warpwright_ops::activation::{
 };
 use warpwright_ops::cast::CastDesc;
 use warpwright_ops::copy::{CatDesc, PermuteDesc};
+use warpwright_ops::dynamic_map::Map;
 use warpwright_ops::elementwise::{ElementwiseDesc, Expr, InputDesc};
-use warpwright_ops::plan::View;
+use warpwright_ops::plan::{TensorSpec, View};
 use warpwright_ops::quantize::{DequantizeDesc, NibbleOrder, QuantizeDesc, Scheme};
+use warpwright_ops::quantize_dynamic::{self, DequantizeDynamicDesc, QuantizeDynamicDesc};
 use warpwright_ops::quantize8::{Dequantize8Desc, Format, Problem, Quantize8Desc, Scaling};
 use warpwright_ptx::DType;
+use warpwright_testkit::inputs::Input;
 
 use crate::harness::{Survivor, Sweep, TARGET, check, grouped, plans};
 
@@ -95,6 +98,34 @@ fn defects_of_8_bit_quantization_are_noticed() {
     let blocks = [&rows[..], &[129, 161, 193, 225].map(|cols| [3, cols])].concat();
     check_all(Scaling::BlockWise1x128, DType::BF16, &blocks);
     check_all(Scaling::BlockWise128x128, DType::BF16, &blocks);
+}
+
+/// A vector behind the end of a tensor is not there.
+const DEQUANTIZE_DYNAMIC: [Survivor; 1] = [
+    Survivor::equivalent("dequantize_", "k.@for_each", "a round behind the end has no elements").at_most(1),
+];
+
+/// Parts of a block of elements that end with each vector of a thread, and several rounds of a thread block.
+#[test]
+fn defects_of_blockwise_quantization_are_noticed() {
+    let numbers = |specs: &[TensorSpec], slot: usize| match &specs[slot] {
+        spec if spec.dtype == DType::U8 => (0..spec.len).map(|i| (i * 37 % 256) as f64).collect(),
+        spec => Input::Normal.values(spec.len, slot as u64),
+    };
+    for (map, block_size) in [(Map::Signed, 256), (Map::Unsigned, 4096)] {
+        let problem = |len| quantize_dynamic::Problem { map, dtype: DType::F32, len, block_size };
+        let single = (0..8).map(|v| 32 * v + 1).chain((0..16).map(|v| 256 * v + 1));
+        let vectors =
+            [4, 124, 128, 132, 252, 256, 1020, 1024, 1028, 2044, 2048, 2052, 3072, 4092, 4096, 4100, 8192];
+        let lens: Vec<usize> = single.chain(vectors).collect();
+        let sweep = Sweep { survivors: &DEQUANTIZE_DYNAMIC, ..Sweep::new(numbers) };
+        sweep.check(&plans(&lens, |len| {
+            QuantizeDynamicDesc { problem: problem(len) }.plan(TARGET).expect("plan")
+        }));
+        sweep.check(&plans(&lens, |len| {
+            DequantizeDynamicDesc { problem: problem(len) }.plan(TARGET).expect("plan")
+        }));
+    }
 }
 
 #[test]

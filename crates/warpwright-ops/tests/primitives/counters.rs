@@ -21,6 +21,7 @@ use warpwright_ops::causal_conv1d::{
 use warpwright_ops::conv::{Axis, Conv, ConvBackwardDesc, ConvDesc};
 use warpwright_ops::copy::{CatDesc, PermuteDesc, SplitDesc};
 use warpwright_ops::cross_entropy::{CrossEntropyBackwardDesc, CrossEntropyDesc};
+use warpwright_ops::dynamic_map::Map;
 use warpwright_ops::elementwise::{ElementwiseDesc, Expr, InputDesc};
 use warpwright_ops::embedding::{EmbeddingBackwardDesc, EmbeddingDesc};
 use warpwright_ops::gemm::GemmDesc;
@@ -41,6 +42,7 @@ use warpwright_ops::pool::{
 };
 use warpwright_ops::quantize::nested::{DequantizeNestedDesc, QuantizeNestedDesc};
 use warpwright_ops::quantize::{DequantizeDesc, NibbleOrder, QuantizeDesc, Scheme};
+use warpwright_ops::quantize_dynamic::{self, DequantizeDynamicDesc, QuantizeDynamicDesc};
 use warpwright_ops::quantize8::{Dequantize8Desc, Format, Problem, Quantize8Desc, Scaling};
 use warpwright_ops::recurrent::tuning::Schedule;
 use warpwright_ops::recurrent::{
@@ -121,6 +123,14 @@ const TRANSPOSED: [&str; 7] = [
     "rnn_cell backward",
 ];
 
+/// Lanes that look codes and thresholds up in tables of shared memory, each its own.
+const LOOKS_UP: [&str; 4] = [
+    "quantize_dynamic forward",
+    "quantize_udynamic forward",
+    "dequantize_dynamic forward",
+    "dequantize_udynamic forward",
+];
+
 /// How the scales of each format are counted.
 const SCALINGS: [Scaling; 3] = [Scaling::BlockWise1x128, Scaling::BlockWise128x128, Scaling::RowWise];
 
@@ -198,6 +208,13 @@ fn every_primitive() -> Vec<(String, Counters)> {
         let codes = Quantize8Desc { problem }.plan(TARGET).expect("plan");
         add(codes.op(), "forward", count(&codes));
         let back = Dequantize8Desc { problem }.plan(TARGET).expect("plan");
+        add(back.op(), "forward", count(&back));
+    }
+    for (map, block_size) in Map::ALL.into_iter().zip([256, 4096]) {
+        let problem = quantize_dynamic::Problem { map, dtype, len: LEN, block_size };
+        let codes = QuantizeDynamicDesc { problem }.plan(TARGET).expect("plan");
+        add(codes.op(), "forward", count(&codes));
+        let back = DequantizeDynamicDesc { problem }.plan(TARGET).expect("plan");
         add(back.op(), "forward", count(&back));
     }
     let (rows, row) = (16, LEN / 16);
@@ -592,7 +609,8 @@ fn counters_are_as_recorded_and_traffic_is_dense() {
             dense || GATHERS.contains(&name.as_str()),
             "{name}: {sectors} sectors where {ideal} would do"
         );
-        assert!(c.bank_conflicts() == 0 || TRANSPOSED.contains(&name.as_str()), "{name}");
+        let known = TRANSPOSED.iter().chain(&LOOKS_UP).any(|known| known == name);
+        assert!(c.bank_conflicts() == 0 || known, "{name}");
     }
     let text: String = all.iter().map(|(name, c)| line(name, c)).collect();
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/primitives/counters.txt");

@@ -30,6 +30,7 @@ mod plans;
 mod pool;
 mod ptxas;
 mod quantize8;
+mod quantize_dynamic;
 mod recurrent;
 mod reduce;
 mod resize;
