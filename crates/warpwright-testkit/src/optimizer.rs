@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use warpwright_ops::dynamic_map::{MIN_ABSMAX, Map};
+use warpwright_ops::optimizer::reference::{EightBitMoment, eight_bit_code};
 use warpwright_ops::optimizer::{
-    Adam, ClipGradNormArgs, ClipGradNormDesc, ClippedArgs, GradArgs, GradNormArgs, GradNormDesc, Norm,
+    Adam, BLOCK, ClipGradNormArgs, ClipGradNormDesc, ClippedArgs, GradArgs, GradNormArgs, GradNormDesc, Norm,
     OptimizerArgs, OptimizerDesc, ParameterArgs, Rule, Sgd, reference,
 };
 use warpwright_ops::plan::Real;
@@ -59,31 +61,10 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
     let mut out = Vec::new();
     for dtype in DType::FLOATS {
         let wide = dtype.accumulator();
-        let half = wide != dtype;
         let mut push =
             |rule: Rule, number: usize, lens: &[usize], before: i32, overflowed: bool, special: bool| {
-                let desc = OptimizerDesc {
-                    rule,
-                    maximize: number % 3 == 1,
-                    dtype,
-                    grad_dtype: if number % 4 == 2 { wide } else { dtype },
-                    master: half && number % 2 == 1,
-                    grad_scale: !number.is_multiple_of(3),
-                    found_inf: overflowed || number % 5 == 3,
-                    lens: lens.to_vec(),
-                };
-                let what = if overflowed {
-                    ", overflowed"
-                } else if special {
-                    ", special"
-                } else {
-                    ""
-                };
-                let input = format!("{rule:?}, number {number}, behind step {before}{what}");
-                let subject = Arc::new(OptimizerSubject { desc, before, overflowed, special });
-                let (direction, shape) = (Direction::Forward, vec![lens.len(), lens.iter().sum()]);
-                let budget = budget::elementwise(dtype);
-                out.push(Case { op: rule.name(), direction, dtype, shape, input, budget, subject });
+                let state = State { eight_bit: Vec::new(), before, overflowed, special };
+                out.push(case(dtype, rule, number, lens, state));
             };
         for (number, rule) in rules.into_iter().enumerate() {
             push(rule, number, LENS, 2, false, false);
@@ -98,6 +79,25 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
         push(rules[1], 2, &[40, 2100], 7, true, true);
         if dtype == DType::BF16 {
             push(rules[0], 1, &most, 1, false, false);
+        }
+        if dtype != DType::F64 {
+            // Beside others, whole blocks and parts of them, and more than a launch takes.
+            let lists = [
+                (&[4096, 5, 256, 0, 5000][..], vec![true, false, true, true, true]),
+                (&[300, 2100], vec![true, false]),
+                (&many, (0..100).map(|i| i % 3 > 0).collect()),
+            ];
+            for (number, (lens, eight_bit)) in lists.into_iter().enumerate() {
+                for (rule, before, overflowed, special) in [
+                    (rules[0], 3, false, false),
+                    (rules[3], 0, false, true),
+                    (rules[0], 40, number == 0, true),
+                    (rules[2], 0, false, false),
+                ] {
+                    let state = State { eight_bit: eight_bit.clone(), before, overflowed, special };
+                    out.push(case(dtype, rule, number + before as usize, lens, state));
+                }
+            }
         }
         for norm in [Norm::L2, Norm::Infinity] {
             let lists = [(LENS, false), (&many[..], false), (&[3000, 7][..], true), (&[][..], false)];
@@ -124,6 +124,48 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
         }
     }
     out
+}
+
+/// What is before a step.
+#[derive(Debug)]
+struct State {
+    /// Which parameters have moments in 8 bits.
+    eight_bit: Vec<bool>,
+    /// Steps that were made.
+    before: i32,
+    /// Whether gradients overflowed.
+    overflowed: bool,
+    /// Whether some gradients are infinite or NaN.
+    special: bool,
+}
+
+/// A step; `number` decides about what does not follow from the other arguments.
+fn case(dtype: DType, rule: Rule, number: usize, lens: &[usize], state: State) -> Case {
+    let State { eight_bit, before, overflowed, special } = state;
+    let wide = dtype.accumulator();
+    let desc = OptimizerDesc {
+        rule,
+        maximize: number % 3 == 1,
+        dtype,
+        grad_dtype: if number % 4 == 2 { wide } else { dtype },
+        master: wide != dtype && number % 2 == 1,
+        grad_scale: !number.is_multiple_of(3),
+        found_inf: overflowed || number % 5 == 3,
+        lens: lens.to_vec(),
+        eight_bit,
+    };
+    let what = if overflowed {
+        ", overflowed"
+    } else if special {
+        ", special"
+    } else {
+        ""
+    };
+    let input = format!("{rule:?}, number {number}, behind step {before}{what}");
+    let (direction, shape) = (Direction::Forward, vec![lens.len(), lens.iter().sum()]);
+    let (op, budget) = (desc.op(), budget::elementwise(dtype));
+    let subject = Arc::new(OptimizerSubject { desc, before, overflowed, special });
+    Case { op, direction, dtype, shape, input, budget, subject }
 }
 
 #[derive(Debug)]
@@ -205,6 +247,103 @@ struct Set {
     second: Option<Placed>,
     largest: Option<Placed>,
     master: Option<Placed>,
+    absmax: Option<[Placed; 2]>,
+}
+
+/// The maps of both moments.
+const MAPS: [Map; 2] = [Map::Signed, Map::Unsigned];
+
+impl OptimizerSubject {
+    /// The moments of a parameter in 8 bits.
+    fn moments(&self, len: usize, salt: u64) -> [EightBitMoment; 2] {
+        [salt + 2, salt + 3].map(|salt| {
+            let seen = self.before > 0;
+            let codes = Input::Uniform.values(len, salt).into_iter().map(|v| (v * 1e6) as i64 as u8);
+            let absmax = Input::Normal.values(len.div_ceil(BLOCK), salt).into_iter().map(|v| v.abs() as f32);
+            // Nothing was seen before the first step.
+            EightBitMoment {
+                codes: codes.map(|code| if seen { code } else { 0 }).collect(),
+                absmax: absmax.map(|absmax| if seen { absmax } else { 0.0 }).collect(),
+            }
+        })
+    }
+
+    /// A step of a parameter with moments in 8 bits against the reference.
+    fn compare_eight_bit(
+        &self,
+        bench: &Bench<'_>,
+        set: &Set,
+        state: EightBitState,
+        made: i32,
+    ) -> Result<Comparison, CaseError> {
+        let (dtype, scale) = (self.desc.dtype, if self.desc.grad_scale { GRAD_SCALE } else { 1.0 });
+        let EightBitState { mut param, moments, grad } = state;
+        let exact = |values: Vec<f64>| values.into_iter().map(Expected::exactly).collect::<Vec<_>>();
+        let (mut new_param, mut codes, mut absmax) = (exact(param.clone()), Vec::new(), Vec::new());
+        if self.overflowed {
+            for moment in &moments {
+                codes.push(exact(moment.codes.iter().map(|code| f64::from(*code)).collect()));
+                absmax.push(exact(moment.absmax.iter().map(|most| f64::from(*most)).collect()));
+            }
+        } else {
+            let [first, second] = &moments;
+            let (scales, new) =
+                reference::step_eight_bit(&self.desc, &mut param, [first, second], &grad, (made, LR, scale));
+            let expected = |(value, s): (&f64, &reference::Scales)| Expected {
+                value: *value,
+                scale: s.param,
+                underflow: s.corrections * f64::EPSILON,
+            };
+            new_param = param.iter().zip(&scales).map(expected).collect();
+            for (i, (moment, map)) in new.iter().zip(MAPS).enumerate() {
+                let (_, most) = EightBitMoment::of(map, moment);
+                let scales: Vec<f64> = scales.iter().map(|s| [s.first, s.second][i]).collect();
+                let widest: Vec<f64> =
+                    scales.chunks(BLOCK).map(|block| block.iter().copied().fold(0.0, f64::max)).collect();
+                let of = |(most, widest): (&f64, &f64)| Expected {
+                    value: *most,
+                    scale: widest.min(f32::MAX.into()),
+                    underflow: 0.0,
+                };
+                absmax.push(most.iter().zip(&widest).map(of).collect());
+                let got = [&set.first, &set.second][i].as_ref().map(|codes| bench.read(codes)).transpose()?;
+                let code = |(at, got): (usize, f64)| {
+                    let divisor = most[at / BLOCK].max(f64::from(MIN_ABSMAX));
+                    let t = moment[at] / divisor;
+                    // Roundings of f32: of the moment, of the greatest one, and of the quotient.
+                    let slack = (scales[at] + t.abs() * widest[at / BLOCK]) / divisor * 2f64.powi(-21);
+                    let [low, high] = [t - slack, t + slack].map(|t| f64::from(eight_bit_code(map, t)));
+                    Expected::exactly(if (low..=high).contains(&got) { got } else { low })
+                };
+                codes.push(got.into_iter().flatten().enumerate().map(code).collect());
+            }
+        }
+        let mut all = bench.compare(&set.param, &new_param)?;
+        if let Some(master) = &set.master {
+            all = all.merge(bench.compare_saved(dtype, master, &new_param)?);
+        }
+        for (i, (codes, absmax)) in codes.iter().zip(&absmax).enumerate() {
+            let tensors = ([&set.first, &set.second][i], set.absmax.as_ref());
+            if let (Some(of_codes), Some(of_absmax)) = tensors {
+                all = all.merge(bench.compare(of_codes, codes)?);
+                all = all.merge(bench.compare_saved(dtype, &of_absmax[i], absmax)?);
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// A parameter before a step, and its gradient.
+enum Before {
+    Wide(reference::Parameter, Vec<f64>),
+    EightBit(EightBitState),
+}
+
+/// A parameter with moments in 8 bits.
+struct EightBitState {
+    param: Vec<f64>,
+    moments: [EightBitMoment; 2],
+    grad: Vec<f64>,
 }
 
 impl OptimizerSubject {
@@ -227,7 +366,7 @@ impl Subject for OptimizerSubject {
             // Nothing was seen before the first step.
             values.iter().map(|v| if step == 0 { 0.0 } else { *v }).collect()
         };
-        let (mut sets, mut states, mut grads) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut sets, mut states) = (Vec::new(), Vec::new());
         for (number, &len) in lens.iter().enumerate() {
             let salt = 8 * number as u64;
             let lead = usize::from(number % 3 == 1);
@@ -239,6 +378,28 @@ impl Subject for OptimizerSubject {
             if self.special {
                 let specials = [f64::INFINITY, f64::NAN, f64::NEG_INFINITY, 0.0];
                 grad.iter_mut().step_by(3).zip(specials.iter().cycle()).for_each(|(g, s)| *g = *s);
+            }
+            if self.desc.eight_bit.get(number) == Some(&true) {
+                let moments = self.moments(len, salt);
+                let param = values(if master { wide } else { dtype }, salt);
+                let wide_codes =
+                    |i: usize| moments[i].codes.iter().map(|code| f64::from(*code)).collect::<Vec<_>>();
+                let codes = |name, i| bench.input(name, DType::U8, &wide_codes(i), lead);
+                let absmax = |name, i: usize| {
+                    let values: Vec<f64> = moments[i].absmax.iter().map(|most| f64::from(*most)).collect();
+                    bench.input(name, DType::F32, &values, lead)
+                };
+                sets.push(Set {
+                    grad: bench.input("grad", grad_dtype, &grad, lead)?,
+                    param: bench.input("param", dtype, &param, lead)?,
+                    first: Some(codes("first", 0)?),
+                    second: Some(codes("second", 1)?),
+                    largest: None,
+                    master: bench.optional_input("master", wide, master.then_some(&param), lead)?,
+                    absmax: Some([absmax("first_absmax", 0)?, absmax("second_absmax", 1)?]),
+                });
+                states.push(Before::EightBit(EightBitState { param, moments, grad }));
+                continue;
             }
             let state = reference::Parameter {
                 param: values(if master { wide } else { dtype }, salt),
@@ -253,9 +414,9 @@ impl Subject for OptimizerSubject {
                 second: bench.optional_input("second", wide, is_adam.then_some(&state.second), lead)?,
                 largest: bench.optional_input("largest", wide, amsgrad.then_some(&state.largest), lead)?,
                 master: bench.optional_input("master", wide, master.then_some(&state.param), lead)?,
+                absmax: None,
             });
-            states.push(state);
-            grads.push(grad);
+            states.push(Before::Wide(state, grad));
         }
         let lr = bench.input("lr", wide, &[LR], 0)?;
         let mut step = bench.input("step", DType::F32, &[f64::from(self.before)], 0)?;
@@ -269,6 +430,10 @@ impl Subject for OptimizerSubject {
         bench.launch(|stream| {
             let mut parameters = Vec::new();
             for set in &mut sets {
+                let [first_absmax, second_absmax] = match &mut set.absmax {
+                    Some([first, second]) => [Some(first.view_mut()?), Some(second.view_mut()?)],
+                    None => [None, None],
+                };
                 parameters.push(ParameterArgs {
                     grad: set.grad.view()?,
                     param: set.param.view_mut()?,
@@ -276,6 +441,8 @@ impl Subject for OptimizerSubject {
                     second: set.second.as_mut().map(Placed::view_mut).transpose()?,
                     largest: set.largest.as_mut().map(Placed::view_mut).transpose()?,
                     master: set.master.as_mut().map(Placed::view_mut).transpose()?,
+                    first_absmax,
+                    second_absmax,
                 });
             }
             let args = OptimizerArgs {
@@ -298,7 +465,14 @@ impl Subject for OptimizerSubject {
             all = all.merge(active);
         }
         let scale = if self.desc.grad_scale { GRAD_SCALE } else { 1.0 };
-        for ((set, mut state), grad) in sets.iter().zip(states).zip(grads) {
+        for (set, state) in sets.iter().zip(states) {
+            let (mut state, grad) = match state {
+                Before::Wide(state, grad) => (state, grad),
+                Before::EightBit(state) => {
+                    all = all.merge(self.compare_eight_bit(bench, set, state, made)?);
+                    continue;
+                }
+            };
             let exact = |values: &[f64]| values.iter().map(|v| Expected::exactly(*v)).collect::<Vec<_>>();
             let [param, first, second] = if self.overflowed {
                 [exact(&state.param), exact(&state.first), exact(&state.second)]

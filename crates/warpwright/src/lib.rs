@@ -39,7 +39,7 @@
 //! | [`layer_norm`](mod@layer_norm) | `layer_norm`, `rms_norm`, with an optional residual added first, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`local_response_norm`](mod@local_response_norm) | `local_response_norm`, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`pool`](mod@pool) | `max_pool`, `avg_pool`, `adaptive_max_pool`, `adaptive_avg_pool` in one to three dimensions, forward and backward, channels first and last | f32, f64, f16, bf16 | sm_75 and later |
-//! | [`optimizer`] | `adamw`, `adam`, `sgd`, `grad_norm`, `clip_grad_norm` over lists of parameters, with AMSGrad, master parameters in f32, and learning rate, step and gradient scale on the device | f32, f64, f16, bf16 | sm_75 and later |
+//! | [`optimizer`] | `adamw`, `adam`, `sgd`, `grad_norm`, `clip_grad_norm` over lists of parameters, with AMSGrad, master parameters in f32, and learning rate, step and gradient scale on the device; `adamw8bit`, `adam8bit` with moments in 8 bits | f32, f64 (not with 8 bits), f16, bf16 | sm_75 and later |
 //! | [`reduce`] | `sum`, `mean`, `amax`, `amin` over any dimensions, `argmax`, `argmin` over one, `sum_to_shape` (the gradient of broadcasting) | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@resize`] | `resize` (`interpolate`): nearest, linear, cubic, area in one to three dimensions, forward and backward, channels first and last | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@quantize`] | 4-bit `nf4`, `fp4`, `int4` symmetric and asymmetric, any group size, to codes and back; nested scales | f32, f64, f16, bf16 | sm_75 and later |
@@ -165,7 +165,7 @@ pub use warpwright_ops::linear_cross_entropy::{
 };
 pub use warpwright_ops::local_response_norm::{self, local_response_norm, local_response_norm_backward};
 pub use warpwright_ops::matmul_4bit::{self, matmul_4bit, matmul_4bit_backward};
-pub use warpwright_ops::optimizer::{self, adam, adamw, clip_grad_norm, grad_norm, sgd};
+pub use warpwright_ops::optimizer::{self, adam, adam8bit, adamw, adamw8bit, clip_grad_norm, grad_norm, sgd};
 pub use warpwright_ops::pool::{
     self, adaptive_avg_pool, adaptive_avg_pool_backward, adaptive_max_pool, adaptive_max_pool_backward,
     avg_pool, avg_pool_backward, max_pool, max_pool_backward,

@@ -262,8 +262,11 @@ impl GradNormDesc {
         let Self { norm, dtype, ref lens } = *self;
         PlanError::check_floats(op, "grad", dtype)?;
         let wide = dtype.accumulator();
-        let lists =
-            lists(lens).ok_or(PlanError::TooLarge { op, blocks: u64::MAX, limit: plan::MAX_BLOCKS })?;
+        let lists = lists(lens, CHUNK).ok_or(PlanError::TooLarge {
+            op,
+            blocks: u64::MAX,
+            limit: plan::MAX_BLOCKS,
+        })?;
         // Results begin where vectors do.
         let partials = 16 / wide.bytes();
         let mut steps = Vec::new();

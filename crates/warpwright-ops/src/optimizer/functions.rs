@@ -27,6 +27,23 @@ pub struct AdamParameter<'a> {
     pub master: Option<&'a mut Tensor>,
 }
 
+/// A parameter of [`adamw8bit`] and [`adam8bit`] with its gradient and its state, all of which is zeros before the first step.
+#[derive(Debug)]
+pub struct Adam8bitParameter<'a> {
+    /// The parameter.
+    pub param: &'a mut Tensor,
+    /// Its gradient.
+    pub grad: &'a Tensor,
+    /// The first moment: codes, u8, or f32 without `absmax`.
+    pub state1: &'a mut Tensor,
+    /// The second moment, of the same type.
+    pub state2: &'a mut Tensor,
+    /// The greatest magnitudes of blocks of [`BLOCK`](super::BLOCK) elements of either, f32 `[ceil(len / 256)]`.
+    pub absmax: Option<[&'a mut Tensor; 2]>,
+    /// The parameter in f32.
+    pub master: Option<&'a mut Tensor>,
+}
+
 /// A parameter of [`sgd`] with its gradient and its state.
 #[derive(Debug)]
 pub struct SgdParameter<'a> {
@@ -49,6 +66,27 @@ impl<'a> From<AdamParameter<'a>> for ParameterArgs<'a> {
             second: Some(x.exp_avg_sq.as_mut()),
             largest: x.max_exp_avg_sq.map(Tensor::as_mut),
             master: x.master.map(Tensor::as_mut),
+            first_absmax: None,
+            second_absmax: None,
+        }
+    }
+}
+
+impl<'a> From<Adam8bitParameter<'a>> for ParameterArgs<'a> {
+    fn from(x: Adam8bitParameter<'a>) -> Self {
+        let [first_absmax, second_absmax] = match x.absmax {
+            Some(absmax) => absmax.map(|absmax| Some(absmax.as_mut())),
+            None => [None, None],
+        };
+        Self {
+            grad: x.grad.as_ref(),
+            param: x.param.as_mut(),
+            first: Some(x.state1.as_mut()),
+            second: Some(x.state2.as_mut()),
+            largest: None,
+            master: x.master.map(Tensor::as_mut),
+            first_absmax,
+            second_absmax,
         }
     }
 }
@@ -62,6 +100,8 @@ impl<'a> From<SgdParameter<'a>> for ParameterArgs<'a> {
             second: None,
             largest: None,
             master: x.master.map(Tensor::as_mut),
+            first_absmax: None,
+            second_absmax: None,
         }
     }
 }
@@ -84,6 +124,7 @@ fn launch(
     step: &mut Tensor,
     lr: &Tensor,
     options: StepOptions<'_>,
+    eight_bit: Vec<bool>,
 ) -> Result<(), Error> {
     static PLANS: PlanCache<OptimizerDesc> = PlanCache::new();
     let first = parameters.first();
@@ -96,6 +137,7 @@ fn launch(
         grad_scale: options.grad_scale.is_some(),
         found_inf: options.found_inf.is_some(),
         lens: parameters.iter().map(|parameter| parameter.param.len()).collect(),
+        eight_bit,
     };
     let plan = PLANS.get(&desc, stream.device().target())?;
     let mut workspace = plan.workspace(stream)?;
@@ -119,7 +161,7 @@ fn by_adam(
     options: StepOptions<'_>,
 ) -> Result<(), Error> {
     let parameters = parameters.into_iter().map(ParameterArgs::from).collect();
-    launch(stream, Rule::Adam(adam), parameters, step, lr, options)
+    launch(stream, Rule::Adam(adam), parameters, step, lr, options, Vec::new())
 }
 
 /// A step of AdamW, as `torch.optim.AdamW`; see the [module](crate::optimizer).
@@ -216,6 +258,109 @@ pub fn adam(
     by_adam(stream, Adam { decoupled: false, ..options }, parameters, step, lr, gradients)
 }
 
+fn by_adam8bit(
+    stream: &Stream,
+    adam: Adam,
+    parameters: Vec<Adam8bitParameter<'_>>,
+    step: &mut Tensor,
+    lr: &Tensor,
+    options: StepOptions<'_>,
+) -> Result<(), Error> {
+    let eight_bit = parameters.iter().map(|parameter| parameter.absmax.is_some()).collect();
+    let parameters = parameters.into_iter().map(ParameterArgs::from).collect();
+    launch(stream, Rule::Adam(adam), parameters, step, lr, options, eight_bit)
+}
+
+/// A step of AdamW with moments in 8 bits, as `bitsandbytes.optim.AdamW8bit`; see the [module](crate::optimizer).
+///
+/// Parameters are f32, f16 or bf16, their gradients of one type, that or f32. Those with `absmax` have moments in codes of u8, the others in f32, which
+/// bitsandbytes takes for parameters below 4096 elements; shapes, scalars and the rest are as for [`adamw`].
+///
+/// ```
+/// # fn main() -> Result<(), warpwright::Error> {
+/// use warpwright::optimizer::{Adam, Adam8bitParameter, StepOptions};
+/// use warpwright::{DType, Device, Tensor, adamw8bit};
+///
+/// let device = Device::best();
+/// let stream = device.stream()?;
+/// let mut param = Tensor::from_slice(&device, &[1.0f32, -2.0], &[2])?;
+/// let grad = Tensor::from_slice(&device, &[0.5f32, -3.0], &[2])?;
+/// let mut state1 = Tensor::zeros(&device, DType::U8, &[2])?;
+/// let mut state2 = Tensor::zeros(&device, DType::U8, &[2])?;
+/// let mut absmax1 = Tensor::zeros(&device, DType::F32, &[1])?;
+/// let mut absmax2 = Tensor::zeros(&device, DType::F32, &[1])?;
+/// let mut step = Tensor::zeros(&device, DType::F32, &[1])?;
+/// let lr = Tensor::from_slice(&device, &[0.1f32], &[1])?;
+/// let parameter = Adam8bitParameter {
+///     param: &mut param,
+///     grad: &grad,
+///     state1: &mut state1,
+///     state2: &mut state2,
+///     absmax: Some([&mut absmax1, &mut absmax2]),
+///     master: None,
+/// };
+/// adamw8bit(&stream, Adam::ADAMW, vec![parameter], &mut step, &lr, StepOptions::default())?;
+/// let moved = param.to_vec_on::<f32>(&stream)?;
+/// assert!((moved[0] - 0.899).abs() < 1e-5 && (moved[1] + 1.898).abs() < 1e-5);
+/// // The greatest magnitude is a tenth of the gradient.
+/// assert!((absmax1.to_vec_on::<f32>(&stream)?[0] - 0.3).abs() < 1e-6);
+/// assert_eq!(state1.to_vec_on::<u8>(&stream)?[1], 0);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// As [`adamw`]; [`Error::Plan`] with [`Adam::amsgrad`] and for f64, too.
+pub fn adamw8bit(
+    stream: &Stream,
+    options: Adam,
+    parameters: Vec<Adam8bitParameter<'_>>,
+    step: &mut Tensor,
+    lr: &Tensor,
+    gradients: StepOptions<'_>,
+) -> Result<(), Error> {
+    by_adam8bit(stream, Adam { decoupled: true, ..options }, parameters, step, lr, gradients)
+}
+
+/// A step of Adam with moments in 8 bits, whose weight decay is part of the gradient. Arguments, their shapes and types are as for [`adamw8bit`].
+///
+/// `bitsandbytes.optim.Adam8bit` decays weights as AdamW does: it is [`adamw8bit`] with another weight decay where none is given.
+///
+/// ```
+/// # fn main() -> Result<(), warpwright::Error> {
+/// use warpwright::optimizer::{Adam, Adam8bitParameter, StepOptions};
+/// use warpwright::{DType, Device, Tensor, adam8bit};
+///
+/// let device = Device::best();
+/// let stream = device.stream()?;
+/// let mut param = Tensor::from_slice(&device, &[1.0f32], &[1])?;
+/// let grad = Tensor::from_slice(&device, &[0.5f32], &[1])?;
+/// let mut state1 = Tensor::zeros(&device, DType::F32, &[1])?;
+/// let mut state2 = Tensor::zeros(&device, DType::F32, &[1])?;
+/// let mut step = Tensor::zeros(&device, DType::F32, &[1])?;
+/// let lr = Tensor::from_slice(&device, &[0.1f32], &[1])?;
+/// let (state1, state2) = (&mut state1, &mut state2);
+/// let parameter =
+///     Adam8bitParameter { param: &mut param, grad: &grad, state1, state2, absmax: None, master: None };
+/// adam8bit(&stream, Adam::ADAM, vec![parameter], &mut step, &lr, StepOptions::default())?;
+/// assert!((param.to_vec_on::<f32>(&stream)?[0] - 0.9).abs() < 1e-5);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// As [`adamw8bit`].
+pub fn adam8bit(
+    stream: &Stream,
+    options: Adam,
+    parameters: Vec<Adam8bitParameter<'_>>,
+    step: &mut Tensor,
+    lr: &Tensor,
+    gradients: StepOptions<'_>,
+) -> Result<(), Error> {
+    by_adam8bit(stream, Adam { decoupled: false, ..options }, parameters, step, lr, gradients)
+}
+
 /// A step of stochastic gradient descent, as `torch.optim.SGD`. Types and scalars as for [`adamw`].
 ///
 /// ```
@@ -247,7 +392,7 @@ pub fn sgd(
     gradients: StepOptions<'_>,
 ) -> Result<(), Error> {
     let parameters = parameters.into_iter().map(ParameterArgs::from).collect();
-    launch(stream, Rule::Sgd(options), parameters, step, lr, gradients)
+    launch(stream, Rule::Sgd(options), parameters, step, lr, gradients, Vec::new())
 }
 
 /// The norm of a list of gradients as a descriptor.

@@ -165,18 +165,48 @@ struct Loaded<'k, A: Accumulate> {
 
 /// The numbers of a step.
 #[derive(Clone, Copy, Debug)]
-struct Numbers<'k, A: Accumulate> {
-    gradient: Reg<'k, A>,
-    decay: Reg<'k, A>,
-    step: Reg<'k, A>,
-    second: Reg<'k, A>,
+pub(super) struct Numbers<'k, A: Accumulate> {
+    pub(super) gradient: Reg<'k, A>,
+    pub(super) decay: Reg<'k, A>,
+    pub(super) step: Reg<'k, A>,
+    pub(super) second: Reg<'k, A>,
     momentum: Reg<'k, A>,
     added: Reg<'k, A>,
-    betas: [Reg<'k, A>; 2],
+    pub(super) betas: [Reg<'k, A>; 2],
     /// 1 less the betas.
-    rest: [Reg<'k, A>; 2],
-    eps: Reg<'k, A>,
-    weight_decay: Reg<'k, A>,
+    pub(super) rest: [Reg<'k, A>; 2],
+    pub(super) eps: Reg<'k, A>,
+    pub(super) weight_decay: Reg<'k, A>,
+}
+
+impl<'k, A: Accumulate> Numbers<'k, A> {
+    /// From what the first kernel left, and from arguments: decay rates, eps, and the weight decay of gradients.
+    pub(super) fn load(
+        k: K<'k>,
+        adam: bool,
+        shared: Ptr<'k, Read, f64>,
+        (betas, eps, weight_decay): ([F64<'k>; 2], F64<'k>, F64<'k>),
+    ) -> Self {
+        let number = |at: u64| shared.at(at).get::<f64>().convert::<A>();
+        let has = |there: bool, at: u64| if there { number(at) } else { k.lit(0.0) };
+        Self {
+            gradient: number(shared::GRADIENT),
+            decay: number(shared::DECAY),
+            step: number(shared::STEP),
+            second: has(adam, shared::SECOND),
+            momentum: has(!adam, shared::MOMENTUM),
+            added: has(!adam, shared::ADDED),
+            betas: betas.map(|beta| beta.convert()),
+            rest: betas.map(|beta| (1.0 - beta).convert()),
+            eps: eps.convert(),
+            weight_decay: weight_decay.convert(),
+        }
+    }
+}
+
+/// Whether anything moves.
+pub(super) fn is_active<'k, A: Accumulate>(shared: Ptr<'k, Read, f64>) -> Pred<'k> {
+    shared.at(shared::ACTIVE).get::<f64>().convert::<A>().ne(0.0)
 }
 
 impl Update {
@@ -257,26 +287,13 @@ impl AccumulateKernel for Update {
             largest: p.largest[0].at_address(largest),
             master: p.masters[0].at_address(master),
         };
-        let number = |at: u64| p.shared.at(at).get::<f64>().convert::<A>();
-        let has = |there: bool, at: u64| if there { number(at) } else { k.lit(0.0) };
-        let n = Numbers {
-            gradient: number(shared::GRADIENT),
-            decay: number(shared::DECAY),
-            step: number(shared::STEP),
-            second: has(self.is_adam(), shared::SECOND),
-            momentum: has(!self.is_adam(), shared::MOMENTUM),
-            added: has(!self.is_adam(), shared::ADDED),
-            betas: p.betas.map(|beta| beta.convert()),
-            rest: p.betas.map(|beta| (1.0 - beta).convert()),
-            eps: p.eps.convert(),
-            weight_decay: p.weight_decay.convert(),
-        };
+        let n = Numbers::load(k, self.is_adam(), p.shared, (p.betas, p.eps, p.weight_decay));
         let chunk = (block - start).mul_wide(CHUNK);
         let end = (chunk + u64::from(CHUNK)).min(len);
         let together = param | first | second | largest | master | grad;
         // Null pointers of tensors that there are none of are aligned.
         let vectors = (together & 15).eq(0) & (chunk + u64::from(CHUNK)).le(len);
-        let active = number(shared::ACTIVE).ne(0.0);
+        let active = is_active::<A>(p.shared);
         k.if_(active & vectors, || {
             let first = chunk + k.thread_idx().mul_wide(WIDTH);
             let places: Vec<U64<'k>> = (0..VECTORS).map(|i| first + u64::from(i * THREADS * WIDTH)).collect();

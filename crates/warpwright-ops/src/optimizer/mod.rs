@@ -19,8 +19,16 @@
 //!
 //! Parameters of half types are computed in f32 and rounded once; their moments are of f32, and so is a `master` copy of the parameter, which
 //! steps read and write in its place while `param` gets its rounding. Gradients have a type of their own, that of the parameters or f32.
+//!
+//! Moments of Adam and AdamW may be kept in 8 bits instead (Dettmers et al. 2022, "8-bit optimizers via block-wise quantization",
+//! arXiv:2110.02861), parameter by parameter, as `bitsandbytes.optim.AdamW8bit` keeps them: [`BLOCK`] neighbouring elements have a code each and one f32,
+//! their greatest magnitude, of the signed [`dynamic_map`](crate::dynamic_map) for the first moment and of the unsigned one for the second. A
+//! step reads the moments from their codes and computes as above in f32, with the hardware's square root and reciprocal; the parameter moves by the
+//! new moments, which then become the codes of the nearest entries. A first moment below 0 stays below 0. A gradient that is infinite or NaN counts
+//! as 0 there, because it would spoil its block, and a second moment that overflows as the largest number.
 
 mod clip;
+mod eight_bit;
 mod functions;
 mod kernel;
 pub mod reference;
@@ -36,9 +44,18 @@ use crate::plan::{self, Operation, Plan, Real, Variant};
 use crate::tensors::{InOutSlot, tensors};
 
 pub use clip::{ClipGradNormArgs, ClipGradNormDesc, ClippedArgs, GradArgs, GradNormArgs, GradNormDesc, Norm};
-pub use functions::{AdamParameter, SgdParameter, StepOptions, adam, adamw, clip_grad_norm, grad_norm, sgd};
+pub use functions::{
+    Adam8bitParameter, AdamParameter, SgdParameter, StepOptions, adam, adam8bit, adamw, adamw8bit,
+    clip_grad_norm, grad_norm, sgd,
+};
 use kernel::{Direction, Prepare, Update};
 use tuning::List;
+
+/// Elements whose moments in 8 bits share a maximum.
+pub const BLOCK: usize = 256;
+
+/// Types of parameters that may have moments in 8 bits.
+const EIGHT_BIT_DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
 /// Adam and AdamW.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -149,6 +166,8 @@ pub struct OptimizerDesc {
     pub found_inf: bool,
     /// Elements of each parameter.
     pub lens: Vec<usize>,
+    /// Whether the moments of each parameter are kept in 8 bits; empty if none are.
+    pub eight_bit: Vec<bool>,
 }
 
 tensors! {
@@ -158,7 +177,7 @@ tensors! {
         grad: In,
         /// The parameter.
         param: InOut,
-        /// The first moment of Adam, or the momentum of SGD, of [`DType::accumulator`]; zeros before the first step.
+        /// The first moment of Adam, or the momentum of SGD, of [`DType::accumulator`]; zeros before the first step. Or codes of it, u8.
         first: Option<InOut>,
         /// The second moment of Adam, of the same type.
         second: Option<InOut>,
@@ -166,6 +185,10 @@ tensors! {
         largest: Option<InOut>,
         /// The parameter in f32.
         master: Option<InOut>,
+        /// The greatest magnitudes of blocks of the first moment in 8 bits, f32; zeros before the first step.
+        first_absmax: Option<InOut>,
+        /// The greatest elements of blocks of the second moment in 8 bits.
+        second_absmax: Option<InOut>,
     }
 }
 
@@ -188,8 +211,51 @@ tensors! {
 }
 
 impl OptimizerDesc {
+    /// The name in the catalogue.
+    pub fn op(&self) -> &'static str {
+        match (self.rule, self.eight_bit.is_empty()) {
+            (Rule::Adam(Adam { decoupled: true, .. }), false) => "adamw8bit",
+            (Rule::Adam(_), false) => "adam8bit",
+            (rule, _) => rule.name(),
+        }
+    }
+
+    /// Whether the moments of a parameter are in 8 bits.
+    fn is_eight_bit(&self, number: usize) -> bool {
+        self.eight_bit.get(number).is_some_and(|eight_bit| *eight_bit)
+    }
+
+    fn check_eight_bit(&self) -> Result<(), PlanError> {
+        let (op, given) = (self.op(), self.eight_bit.len());
+        if given == 0 {
+            return Ok(());
+        }
+        if given != self.lens.len() {
+            return Err(PlanError::refused(
+                op,
+                "eight_bit",
+                format!("of {given}"),
+                "one for each of lens, or none",
+            ));
+        }
+        if !EIGHT_BIT_DTYPES.contains(&self.dtype) {
+            return Err(PlanError::DType {
+                op,
+                tensor: "param",
+                got: self.dtype,
+                expected: &EIGHT_BIT_DTYPES,
+            });
+        }
+        match self.rule {
+            Rule::Adam(Adam { amsgrad: false, .. }) => Ok(()),
+            Rule::Adam(_) => Err(PlanError::refused(op, "amsgrad", true, "false for moments in 8 bits")),
+            Rule::Sgd(_) => Err(PlanError::refused(op, "eight_bit", true, "none for SGD")),
+        }
+    }
+
     fn check(&self) -> Result<(), PlanError> {
-        let (op, wide) = (self.rule.name(), self.dtype.accumulator());
+        let (op, wide) = (self.op(), self.dtype.accumulator());
+        self.check_eight_bit()?;
         PlanError::check_floats(op, "param", self.dtype)?;
         if self.grad_dtype != self.dtype && self.grad_dtype != wide {
             let expected = match self.dtype {
@@ -240,6 +306,44 @@ impl OptimizerDesc {
         Ok(())
     }
 
+    /// Decay rates, eps, and the weight decay that is added to gradients.
+    fn numbers(&self) -> ([f64; 2], f64, f64) {
+        let weight_decay = if self.rule.is_decoupled() { 0.0 } else { self.rule.weight_decay() };
+        match self.rule {
+            Rule::Adam(adam) => (adam.betas.map(Real::get), adam.eps.get(), weight_decay),
+            Rule::Sgd(sgd) => ([sgd.momentum.get(), 0.0], 0.0, weight_decay),
+        }
+    }
+
+    /// Elements of each parameter in a list, and 0 behind the last.
+    fn lens<const N: usize>(&self, list: &List) -> [u64; N] {
+        std::array::from_fn(|i| list.items.get(i).map_or(0, |item| self.lens[item.number] as u64))
+    }
+
+    /// The launch over a list of parameters whose moments are in 8 bits.
+    fn update_eight_bit(&self, list: &List, chunk: u32) -> eight_bit::UpdateArgs {
+        type Args<'a> = OptimizerArgs<'a>;
+        type Each<'a> = ParameterArgs<'a>;
+        let slot = |i: usize, slot: InOutSlot| Args::parameters.of(list.number(i), slot).after();
+        let (betas, eps, weight_decay) = self.numbers();
+        eight_bit::UpdateArgs {
+            params: std::array::from_fn(|i| slot(i, Each::param).read_write()),
+            grads: std::array::from_fn(|i| Args::parameters.of(list.number(i), Each::grad).arg()),
+            firsts: std::array::from_fn(|i| slot(i, Each::first).read_write()),
+            seconds: std::array::from_fn(|i| slot(i, Each::second).read_write()),
+            first_absmax: std::array::from_fn(|i| slot(i, Each::first_absmax).read_write()),
+            second_absmax: std::array::from_fn(|i| slot(i, Each::second_absmax).read_write()),
+            masters: std::array::from_fn(|i| slot(i, Each::master).read_write()),
+            lens: self.lens(list),
+            starts: std::array::from_fn(|i| list.start(i)),
+            chunk,
+            shared: Args::workspace.written(),
+            betas,
+            eps,
+            weight_decay,
+        }
+    }
+
     /// The launch over a list of parameters.
     fn update(&self, list: &List) -> kernel::UpdateArgs {
         type Args<'a> = OptimizerArgs<'a>;
@@ -248,11 +352,7 @@ impl OptimizerDesc {
             std::array::from_fn(|i| Args::parameters.of(list.number(i), slot).after().read_write())
         };
         let grad = |i: usize| Args::parameters.of(list.number(i), Each::grad).arg();
-        let weight_decay = if self.rule.is_decoupled() { 0.0 } else { self.rule.weight_decay() };
-        let (betas, eps) = match self.rule {
-            Rule::Adam(adam) => (adam.betas.map(Real::get), adam.eps.get()),
-            Rule::Sgd(sgd) => ([sgd.momentum.get(), 0.0], 0.0),
-        };
+        let (betas, eps, weight_decay) = self.numbers();
         kernel::UpdateArgs {
             params: tensors(Each::param),
             grads: std::array::from_fn(grad),
@@ -260,7 +360,7 @@ impl OptimizerDesc {
             seconds: tensors(Each::second),
             largest: tensors(Each::largest),
             masters: tensors(Each::master),
-            lens: std::array::from_fn(|i| list.items.get(i).map_or(0, |item| self.lens[item.number] as u64)),
+            lens: self.lens(list),
             starts: std::array::from_fn(|i| list.start(i)),
             shared: Args::workspace.written(),
             betas,
@@ -298,7 +398,7 @@ impl Operation for OptimizerDesc {
         type Each<'a> = ParameterArgs<'a>;
         self.check()?;
         let Self { rule, dtype, grad_dtype, master, ref lens, .. } = *self;
-        let (op, wide, direction) = (rule.name(), dtype.accumulator(), rule.direction());
+        let (op, wide, direction) = (self.op(), dtype.accumulator(), rule.direction());
         let adam = matches!(rule, Rule::Adam(_));
         let mut specs = vec![
             Args::lr.holds(wide, 1),
@@ -308,22 +408,42 @@ impl Operation for OptimizerDesc {
             Args::workspace.scratch(DType::F64, kernel::SHARED),
         ];
         for (number, &len) in lens.iter().enumerate() {
-            let state = |slot: InOutSlot, there: bool| {
-                there.then(|| Args::parameters.of(number, slot).holds(wide, len))
-            };
+            let slot = |slot: InOutSlot| Args::parameters.of(number, slot);
+            let state = |state: InOutSlot, there: bool| there.then(|| slot(state).holds(wide, len));
             specs.push(Args::parameters.of(number, Each::grad).holds(grad_dtype, len));
             specs.push(Args::parameters.of(number, Each::param).holds(dtype, len));
+            if self.is_eight_bit(number) {
+                specs.extend([Each::first, Each::second].map(|codes| slot(codes).holds(DType::U8, len)));
+                specs.extend(state(Each::master, master));
+                let absmax = [Each::first_absmax, Each::second_absmax];
+                specs.extend(absmax.map(|absmax| slot(absmax).holds(DType::F32, len.div_ceil(BLOCK))));
+                continue;
+            }
             specs.extend(state(Each::first, direction != Direction::Plain));
             specs.extend(state(Each::second, adam));
             specs.extend(state(Each::largest, direction == Direction::Adam { amsgrad: true }));
             specs.extend(state(Each::master, master));
         }
-        let too_large = PlanError::TooLarge { op, blocks: u64::MAX, limit: plan::MAX_BLOCKS };
-        let lists = tuning::lists(lens).ok_or(too_large)?;
+        let too_large = || PlanError::TooLarge { op, blocks: u64::MAX, limit: plan::MAX_BLOCKS };
+        // Parameters without elements are in no list.
+        let kept = |eight_bit: bool| -> Vec<usize> {
+            let len = |(number, len): (usize, &usize)| {
+                if self.is_eight_bit(number) == eight_bit { *len } else { 0 }
+            };
+            lens.iter().enumerate().map(len).collect()
+        };
+        let (wide_lens, eight_bit_lens) = (kept(false), kept(true));
+        let lists = tuning::lists(&wide_lens, tuning::CHUNK).ok_or_else(too_large)?;
         let mut steps = vec![plan::launch(op, &Prepare { wide, adam }, self.prepare(), target, [1; 3])?];
         let def = Update { dtype, grad: grad_dtype, master, direction };
         for list in lists {
             steps.push(plan::launch(op, &def, self.update(&list), target, [list.blocks, 1, 1])?);
+        }
+        let chunk = eight_bit::chunk(eight_bit_lens.iter().sum());
+        let def = eight_bit::Update { dtype, grad: grad_dtype, master };
+        for list in tuning::lists(&eight_bit_lens, chunk).ok_or_else(too_large)? {
+            let args = self.update_eight_bit(&list, chunk);
+            steps.push(plan::launch(op, &def, args, target, [list.blocks, 1, 1])?);
         }
         // Kernels find out for each tensor where it begins.
         let variants = vec![Variant { alignment: 1, steps }];

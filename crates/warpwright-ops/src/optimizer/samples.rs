@@ -4,7 +4,7 @@ use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
 
 use super::clip::{CLIP_GRAD_NORM, ClipGradNormDesc, GRAD_NORM, GradNormDesc, Norm};
-use super::{Adam, OptimizerDesc, Rule, Sgd};
+use super::{Adam, EIGHT_BIT_DTYPES, OptimizerDesc, Rule, Sgd};
 use crate::catalogue::{Asked, Direction, Entry, Family, Planned, TARGETS, distinct};
 use crate::plan::Real;
 use crate::{Operation, PlanError};
@@ -15,21 +15,29 @@ pub(crate) const FAMILY: Family = Family { name: "optimizer", aliases: &[], entr
 /// The family's rows of the catalogue.
 fn entries() -> Vec<Entry> {
     let entry = |op| Entry { op, direction: Direction::Forward, dtypes: &DType::FLOATS, targets: &TARGETS };
-    ["adamw", "adam", "sgd", GRAD_NORM, CLIP_GRAD_NORM].map(entry).to_vec()
+    let wide = ["adamw", "adam", "sgd", GRAD_NORM, CLIP_GRAD_NORM].map(entry);
+    let eight_bit = ["adamw8bit", "adam8bit"].map(|op| Entry { dtypes: &EIGHT_BIT_DTYPES, ..entry(op) });
+    wide.into_iter().chain(eight_bit).collect()
 }
 
 fn rule(op: &str) -> Option<Rule> {
     match op {
-        "adamw" => Some(Rule::Adam(Adam::ADAMW)),
-        "adam" => Some(Rule::Adam(Adam::ADAM)),
+        "adamw" | "adamw8bit" => Some(Rule::Adam(Adam::ADAMW)),
+        "adam" | "adam8bit" => Some(Rule::Adam(Adam::ADAM)),
         "sgd" => Some(Rule::Sgd(Sgd { momentum: Real::new(0.9), ..Sgd::PLAIN })),
         _ => None,
     }
 }
 
+/// Whether an operation keeps moments in 8 bits.
+fn is_eight_bit(op: &str) -> bool {
+    op.ends_with("8bit")
+}
+
 fn desc(rule: Rule, dtype: DType, grad_dtype: DType, lens: Vec<usize>) -> OptimizerDesc {
     let (maximize, master, grad_scale, found_inf) = (false, false, false, false);
-    OptimizerDesc { rule, maximize, dtype, grad_dtype, master, grad_scale, found_inf, lens }
+    let eight_bit = Vec::new();
+    OptimizerDesc { rule, maximize, dtype, grad_dtype, master, grad_scale, found_inf, lens, eight_bit }
 }
 
 /// Tensors of a list that is asked for by their number.
@@ -51,7 +59,8 @@ fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
         op => {
             let rule = rule(op).ok_or_else(|| asked.unknown())?;
             let grad_dtype = o.parameter_dtype().map_or(dtype, |dtype| dtype.0);
-            asked.plan(&desc(rule, dtype, grad_dtype, lens))
+            let eight_bit = vec![is_eight_bit(op); if is_eight_bit(op) { count } else { 0 }];
+            asked.plan(&OptimizerDesc { eight_bit, ..desc(rule, dtype, grad_dtype, lens) })
         }
     }
 }
@@ -66,7 +75,9 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
         }));
     }
     let rule = rule(entry.op).ok_or_else(|| PlanError::UnknownOperation { name: entry.op.to_owned() })?;
+    let eight_bit = is_eight_bit(entry.op);
     let rules = match rule {
+        Rule::Adam(_) if eight_bit => vec![rule],
         Rule::Adam(adam) => vec![rule, Rule::Adam(Adam { amsgrad: true, ..adam })],
         Rule::Sgd(sgd) => {
             vec![rule, Rule::Sgd(Sgd { nesterov: true, ..sgd }), Rule::Sgd(Sgd::PLAIN)]
@@ -77,7 +88,10 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
     for rule in rules {
         for grad in if wide == dtype { vec![dtype] } else { vec![dtype, wide] } {
             for master in if wide == dtype { vec![false] } else { vec![false, true] } {
-                let desc = OptimizerDesc { master, ..desc(rule, dtype, grad, vec![1]) };
+                // Those of parameters with moments in f32 are beside those in 8 bits.
+                let (lens, eight_bit) =
+                    if eight_bit { (vec![1; 2], vec![true, false]) } else { (vec![1], Vec::new()) };
+                let desc = OptimizerDesc { master, eight_bit, ..desc(rule, dtype, grad, lens) };
                 plans.push(desc.plan(target).map(Into::into));
             }
         }

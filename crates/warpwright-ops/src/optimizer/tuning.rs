@@ -41,11 +41,11 @@ impl List {
     }
 }
 
-/// The launches for tensors of these lengths; `None` if one alone has too many blocks.
-pub(super) fn lists(lens: &[usize]) -> Option<Vec<List>> {
+/// The launches for tensors of these lengths, in blocks of `chunk` elements; `None` if one alone has too many blocks.
+pub(super) fn lists(lens: &[usize], chunk: u32) -> Option<Vec<List>> {
     let mut all: Vec<List> = Vec::new();
     for (number, &len) in lens.iter().enumerate().filter(|(_, len)| **len > 0) {
-        let blocks = u32::try_from((len as u64).div_ceil(CHUNK.into())).ok()?;
+        let blocks = u32::try_from((len as u64).div_ceil(chunk.into())).ok()?;
         let fits =
             |list: &List| list.items.len() < LIST && u64::from(list.blocks) + u64::from(blocks) <= MAX_BLOCKS;
         if u64::from(blocks) > MAX_BLOCKS {
@@ -69,15 +69,15 @@ mod tests {
     #[test]
     fn empty_tensors_are_left_out_and_long_lists_are_cut() {
         let chunk = CHUNK as usize;
-        let found = lists(&[0, 1, chunk, 0, chunk + 1]).unwrap();
+        let found = lists(&[0, 1, chunk, 0, chunk + 1], CHUNK).unwrap();
         let items = [(1, 0), (2, 1), (4, 2)].map(|(number, start)| Item { number, start });
         assert_eq!(found, [List { items: items.to_vec(), blocks: 4 }]);
-        let found = lists(&[5; 100]).unwrap();
+        let found = lists(&[5; 100], CHUNK).unwrap();
         assert_eq!(found.iter().map(|list| list.items.len()).collect::<Vec<_>>(), [48, 48, 4]);
         assert_eq!(found[2].items[3], Item { number: 99, start: 3 });
         let half = chunk << 30;
-        assert_eq!(lists(&[half, half - chunk, half]).unwrap().len(), 2);
-        assert_eq!(lists(&[1, half * 2]), None);
-        assert!(lists(&[]).unwrap().is_empty());
+        assert_eq!(lists(&[half, half - chunk, half], CHUNK).unwrap().len(), 2);
+        assert_eq!(lists(&[1, half * 2], CHUNK), None);
+        assert!(lists(&[], CHUNK).unwrap().is_empty());
     }
 }

@@ -14,6 +14,8 @@ fn gradients(specs: &[TensorSpec], slot: usize) -> Vec<f64> {
     match spec.name {
         "found_inf" => vec![0.0; spec.len],
         "grad_scale" => vec![2.0; spec.len],
+        _ if spec.dtype == DType::U8 => (0..spec.len).map(|i| (i * 37 % 256) as f64).collect(),
+        name if name.ends_with("absmax") => (0..spec.len).map(|i| 0.5 + i as f64).collect(),
         _ => Input::Normal.values(spec.len, slot as u64),
     }
 }
@@ -52,10 +54,48 @@ fn defects_of_optimizers_are_noticed() {
                 grad_scale: given,
                 found_inf: given,
                 lens: lists(number),
+                eight_bit: Vec::new(),
             };
             desc.plan(TARGET).expect("plan")
         }));
     }
+}
+
+/// The same where moments are in 8 bits.
+const EIGHT_BIT: &[Survivor] = &[
+    Survivor::equivalent("", "& 15).@eq(0)", "single elements give the same").at_most(1),
+    Survivor::equivalent("", "aligned & (at", "single elements give the same"),
+];
+
+/// Blocks of elements that end with each element of a lane, several of a warp and of a thread block, and tensors in every place of a launch.
+#[test]
+#[ignore = "nightly: mutation-norms"]
+fn defects_of_moments_in_8_bits_are_noticed() {
+    let lists: [Vec<usize>; 6] = [
+        (0..48).map(|i| 1 + i % 5).collect(),
+        vec![256, 257, 4100],
+        (0..50).map(|i| 250 + i % 9).collect(),
+        (0..8).map(|i| 32 * i + 1).collect(),
+        (1..9).map(|i| 32 * i).collect(),
+        vec![2048, 2304],
+    ];
+    let skipped = |name: &str| !name.contains("8bit");
+    let sweep = Sweep { survivors: EIGHT_BIT, skipped, ..Sweep::new(gradients) };
+    sweep.check(&plans(&[0, 1, 2, 3, 4, 5], |number: usize| {
+        let (dtype, given, lens) = (DType::F32, number < 2, lists[number].clone());
+        let desc = OptimizerDesc {
+            rule: Rule::Adam(Adam::ADAMW),
+            maximize: false,
+            dtype,
+            grad_dtype: dtype,
+            master: false,
+            grad_scale: given,
+            found_inf: given,
+            eight_bit: vec![true; lens.len()],
+            lens,
+        };
+        desc.plan(TARGET).expect("plan")
+    }));
 }
 
 #[test]

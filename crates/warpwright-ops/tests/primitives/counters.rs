@@ -73,7 +73,7 @@ const ROW: usize = 4096;
 /// channels, which lie one after the other, for a few elements of each. The seed of dropout has 64 bits and is the same for all lanes,
 /// which counts once for each half of a warp, and so do the numbers of an optimizer's step. Lanes that rotate two groups of heads of a token read the same row of a table. Indices are
 /// sorted by a binary search and by scattering them. Lanes that decode 4-bit weights read the scales of eight rows, of a few bytes each.
-const GATHERS: [&str; 36] = [
+const GATHERS: [&str; 38] = [
     "quantize_nested forward",
     "attention forward",
     "attention backward",
@@ -96,7 +96,9 @@ const GATHERS: [&str; 36] = [
     "embedding backward",
     "argmin forward",
     "adamw forward",
+    "adamw8bit forward",
     "adam forward",
+    "adam8bit forward",
     "sgd forward",
     "matmul_4bit_nf4 forward",
     "matmul_4bit_nf4 backward",
@@ -124,11 +126,13 @@ const TRANSPOSED: [&str; 7] = [
 ];
 
 /// Lanes that look codes and thresholds up in tables of shared memory, each its own.
-const LOOKS_UP: [&str; 4] = [
+const LOOKS_UP: [&str; 6] = [
     "quantize_dynamic forward",
     "quantize_udynamic forward",
     "dequantize_dynamic forward",
     "dequantize_udynamic forward",
+    "adamw8bit forward",
+    "adam8bit forward",
 ];
 
 /// How the scales of each format are counted.
@@ -516,8 +520,23 @@ fn optimizers(add: &mut dyn FnMut(&str, &str, Counters)) {
     for rule in [Rule::Adam(Adam::ADAMW), Rule::Adam(Adam::ADAM), Rule::Sgd(momentum)] {
         let (maximize, master, grad_scale, found_inf) = (false, false, true, false);
         let (dtype, grad_dtype, lens) = (DTYPE, DTYPE, vec![LEN / 2; 2]);
-        let desc = OptimizerDesc { rule, maximize, dtype, grad_dtype, master, grad_scale, found_inf, lens };
+        let eight_bit = Vec::new();
+        let desc = OptimizerDesc {
+            rule,
+            maximize,
+            dtype,
+            grad_dtype,
+            master,
+            grad_scale,
+            found_inf,
+            lens,
+            eight_bit,
+        };
         add(rule.name(), "forward", count(&desc.plan(TARGET).expect("plan")));
+        if let Rule::Adam(_) = rule {
+            let plan = OptimizerDesc { eight_bit: vec![true; 2], ..desc }.plan(TARGET).expect("plan");
+            add(plan.op(), "forward", count(&plan));
+        }
     }
     let grads = GradNormDesc { norm: Norm::L2, dtype: DTYPE, lens: vec![LEN / 2; 2] };
     let plan = grads.plan(TARGET).expect("plan");

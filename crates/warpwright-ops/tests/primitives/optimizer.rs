@@ -10,7 +10,8 @@ use warpwright_testkit::inputs::Input;
 
 fn desc(rule: Rule, dtype: DType) -> OptimizerDesc {
     let (maximize, master, grad_scale, found_inf) = (false, false, false, false);
-    OptimizerDesc { rule, maximize, dtype, grad_dtype: dtype, master, grad_scale, found_inf, lens: vec![3] }
+    let (lens, eight_bit) = (vec![3], Vec::new());
+    OptimizerDesc { rule, maximize, dtype, grad_dtype: dtype, master, grad_scale, found_inf, lens, eight_bit }
 }
 
 /// The state is on the device: each step counts itself.
