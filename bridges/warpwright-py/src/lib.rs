@@ -143,7 +143,7 @@ mod _native {
         silu, silu_backward, softplus, softplus_backward, swiglu, swiglu_backward, tanh, tanh_backward,
     };
     #[pymodule_export]
-    use crate::optimizer::{adam_step, adamw_step, clip_grad_norm, grad_norm, sgd_step};
+    use crate::optimizer::{adam_step, adamw_step, adamw8bit_step, clip_grad_norm, grad_norm, sgd_step};
     #[pymodule_export]
     use crate::owned::DeviceArray;
     #[pymodule_export]
@@ -175,7 +175,9 @@ mod _native {
     #[pymodule_export]
     use crate::rows::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backward};
     #[pymodule_export]
-    use crate::scaled::{dequantize8, int8_matmul, quantize8, scaled_matmul};
+    use crate::scaled::{
+        dequantize_dynamic, dequantize8, int8_matmul, quantize_dynamic, quantize8, scaled_matmul,
+    };
     #[pymodule_export]
     use crate::softmax::{log_softmax, log_softmax_backward, softmax, softmax_backward};
     #[pymodule_export]

@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use warpwright::DType;
 use warpwright::optimizer::{
-    Adam, ClipGradNormArgs, ClipGradNormDesc, ClippedArgs, GradArgs, GradNormArgs, GradNormDesc, Norm,
+    Adam, BLOCK, ClipGradNormArgs, ClipGradNormDesc, ClippedArgs, GradArgs, GradNormArgs, GradNormDesc, Norm,
     OptimizerArgs, OptimizerDesc, ParameterArgs, Rule, Sgd,
 };
 use warpwright::plan::{PlanCache, Real};
@@ -42,12 +42,15 @@ fn single<'py>(call: &Call<'py>, named: Named<'_, 'py>, dtype: DType) -> PyResul
     Err(error::shape(array.object.py(), site.op, site.argument, &[1], &array.shape))
 }
 
-/// The further state of each parameter, by name; of [`ParameterArgs`] in its order.
+/// The further state of each parameter, by name; of [`ParameterArgs`] in its order, moments first.
 const STATES: usize = 4;
+const MOMENTS: usize = 2;
 
 /// The arguments of a step besides parameters and gradients.
 struct Options<'a, 'py> {
     states: [(&'static str, Maybe<'a, 'py>); STATES],
+    /// Lists of the maxima of both moments in 8 bits, with None for each parameter whose moments are not.
+    absmax: Option<[Named<'a, 'py>; 2]>,
     maximize: bool,
     grad_scale: Maybe<'a, 'py>,
     found_inf: Maybe<'a, 'py>,
@@ -68,6 +71,12 @@ fn step<'py>(
         o.states.map(|(name, list)| list.map(|list| Ok((name, items(op, (name, list), Some(count))?))));
     let states = crate::many::try_map(states, Option::<PyResult<_>>::transpose)?;
     let given = states.each_ref().map(Option::is_some);
+    let absmax = o.absmax.map(|lists| lists.map(|named| Ok((named.0, items(op, named, Some(count))?))));
+    let absmax = absmax.map(|lists| crate::many::try_map(lists, |list: PyResult<_>| list)).transpose()?;
+    let is_eight_bit =
+        |number: usize| absmax.as_ref().is_some_and(|[(_, first), _]| !first[number].is_none());
+    let eight_bit: Vec<bool> =
+        if absmax.is_some() { (0..count).map(is_eight_bit).collect() } else { Vec::new() };
     let (call, first) = Call::new(op, ("params", &params[0]), o.stream)?;
     let dtype = first.dtype;
     let (wide, mut first) = (statistics_dtype(dtype), Some(first));
@@ -84,13 +93,20 @@ fn step<'py>(
         let grad = call.read(("grads", grad))?;
         grad.expect_dtype(gradients.first().map_or(grad.dtype, |first| first.dtype))?;
         grad.expect_shape(&like.shape)?;
-        lens.push(grad.len());
+        let (len, of_codes) = (grad.len(), is_eight_bit(number));
+        lens.push(len);
         gradients.push(call.laid_out_like(grad, like)?);
-        let of_state = states
-            .iter()
-            .flatten()
-            .map(|(name, items)| call.updated_dense(call.read((name, &items[number]))?, wide, Some(like)));
-        let of_state = of_state.collect::<PyResult<Vec<_>>>()?;
+        let of_state = states.iter().enumerate().filter_map(|(i, state)| Some((i, state.as_ref()?)));
+        let of_state = of_state.map(|(i, (name, items))| {
+            let dtype = if of_codes && i < MOMENTS { DType::U8 } else { wide };
+            call.updated_dense(call.read((name, &items[number]))?, dtype, Some(like))
+        });
+        let mut of_state = of_state.collect::<PyResult<Vec<_>>>()?;
+        for (name, items) in absmax.iter().flatten().filter(|_| of_codes) {
+            let array = call.read((name, &items[number]))?;
+            array.expect_shape(&[len.div_ceil(BLOCK)])?;
+            of_state.push(call.updated_dense(array, DType::F32, None)?);
+        }
         updated.push(param);
         updated.extend(of_state);
     }
@@ -103,6 +119,7 @@ fn step<'py>(
         grad_scale: grad_scale.is_some(),
         found_inf: found_inf.is_some(),
         lens,
+        eight_bit: eight_bit.clone(),
     };
     let plan = call.plan(&PLANS, &desc)?;
     let workspace = call.workspace(&plan, &lr)?;
@@ -114,10 +131,13 @@ fn step<'py>(
         let (mut input, mut output) = (|| inputs.next().flatten(), || outputs.next().flatten());
         let (lr, grad_scale, found_inf) = (present(input()), input(), input());
         let (step, workspace) = (present(output()), output());
-        let parameters = (0..count).map(|_| {
+        let parameters = (0..count).map(|number| {
             let (grad, param) = (present(input()), present(output()));
             let [first, second, largest, master] = given.map(|given| if given { output() } else { None });
-            ParameterArgs { grad, param, first, second, largest, master }
+            let of_codes = eight_bit.get(number) == Some(&true);
+            let [first_absmax, second_absmax] =
+                [of_codes; 2].map(|given| if given { output() } else { None });
+            ParameterArgs { grad, param, first, second, largest, master, first_absmax, second_absmax }
         });
         let parameters = parameters.collect();
         Ok(plan.launch(stream, OptimizerArgs { lr, step, grad_scale, found_inf, workspace, parameters })?)
@@ -155,7 +175,7 @@ macro_rules! by_moments {
                 ("max_exp_avg_sqs", max_exp_avg_sqs),
                 ("masters", masters),
             ];
-            let options = Options { states, maximize, grad_scale, found_inf, stream };
+            let options = Options { states, absmax: None, maximize, grad_scale, found_inf, stream };
             let adam = Adam {
                 betas: [betas.0, betas.1].map(Real::new),
                 eps: Real::new(eps),
@@ -183,6 +203,51 @@ by_moments! {
 
     /// A step of Adam over a list of parameters, in place: weight decay is added to the gradients. The arguments are those of `adamw_step`.
     adam_step => ADAM, 0.0;
+}
+
+/// A step of AdamW with moments in 8 bits over a list of parameters, in place: that of `bitsandbytes.optim.AdamW8bit`, and of `Adam8bit`, whose
+/// weight decay is the same.
+///
+/// params: arrays of one dtype, float32, float16 or bfloat16, without gaps in any order; grads: of the same shapes, in that dtype or in float32. state1s,
+/// state2s: the moments as codes of `quantize_dynamic`, uint8, of the shapes of params; absmax1s, absmax2s: their maxima, float32, [ceil(len / 256)];
+/// all of it zeros before the first step. Where absmax1s holds None the moments are in float32. The rest is as for `adamw_step`; a gradient that is
+/// infinite or NaN counts as 0 where moments are codes.
+#[pyfunction]
+#[pyo3(signature = (params, grads, state1s, state2s, absmax1s, absmax2s, step, lr, *, masters=None, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, maximize=false, grad_scale=None, found_inf=None, stream=None))]
+#[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
+pub(crate) fn adamw8bit_step<'py>(
+    params: &Object<'py>,
+    grads: &Object<'py>,
+    state1s: &Object<'py>,
+    state2s: &Object<'py>,
+    absmax1s: &Object<'py>,
+    absmax2s: &Object<'py>,
+    step: &Object<'py>,
+    lr: &Object<'py>,
+    masters: Maybe<'_, 'py>,
+    betas: (f64, f64),
+    eps: f64,
+    weight_decay: f64,
+    maximize: bool,
+    grad_scale: Maybe<'_, 'py>,
+    found_inf: Maybe<'_, 'py>,
+    stream: Maybe<'_, 'py>,
+) -> PyResult<()> {
+    let states = [
+        ("state1s", Some(state1s)),
+        ("state2s", Some(state2s)),
+        ("max_exp_avg_sqs", None),
+        ("masters", masters),
+    ];
+    let absmax = Some([("absmax1s", absmax1s), ("absmax2s", absmax2s)]);
+    let options = Options { states, absmax, maximize, grad_scale, found_inf, stream };
+    let adam = Adam {
+        betas: [betas.0, betas.1].map(Real::new),
+        eps: Real::new(eps),
+        weight_decay: Real::new(weight_decay),
+        ..Adam::ADAMW
+    };
+    self::step("adamw8bit_step", Rule::Adam(adam), [params, grads, step, lr], &options)
 }
 
 /// A step of stochastic gradient descent over a list of parameters, in place.
@@ -219,7 +284,7 @@ pub(crate) fn sgd_step<'py>(
         ("max_exp_avg_sqs", None),
         ("masters", masters),
     ];
-    let options = Options { states, maximize, grad_scale, found_inf, stream };
+    let options = Options { states, absmax: None, maximize, grad_scale, found_inf, stream };
     let sgd = Sgd {
         momentum: Real::new(momentum),
         dampening: Real::new(dampening),

@@ -3,7 +3,11 @@
 use pyo3::prelude::*;
 use warpwright::DType;
 use warpwright::activation::Activation;
+use warpwright::dynamic_map::Map;
 use warpwright::plan::PlanCache;
+use warpwright::quantize_dynamic::{
+    DequantizeDynamicArgs, DequantizeDynamicDesc, Problem as Blocks, QuantizeDynamicArgs, QuantizeDynamicDesc,
+};
 use warpwright::quantize8::{
     CODES, Dequantize8Args, Dequantize8Desc, Format, Problem as Matrix, Quantize8Args, Quantize8Desc, Scaling,
 };
@@ -117,6 +121,70 @@ pub(crate) fn dequantize8<'py>(
     let y = call.output(("out", out), &q, Form::RowMajor(dtype, &shape))?;
     let [y] = call.run(&[q, scales], [y], move |stream, [q, scales], [y]| {
         Ok(plan.launch(stream, Dequantize8Args { q, scales, y })?)
+    })?;
+    Ok(y)
+}
+
+const fn map_of(signed: bool) -> Map {
+    if signed { Map::Signed } else { Map::Unsigned }
+}
+
+/// 8-bit codes for x by a dynamic map, and the greatest magnitudes of blocks: `bitsandbytes.functional.quantize_blockwise`.
+///
+/// x: float32, float16 or bfloat16. signed: whether the map is the one with both signs. block_size: elements that share a maximum, neighbours in
+/// row-major order, 256 or 4096. Returns codes of the shape of x, uint8, and maxima, float32, [ceil(len / block_size)].
+#[pyfunction]
+#[pyo3(signature = (x, signed=true, block_size=256, *, stream=None))]
+pub(crate) fn quantize_dynamic<'py>(
+    x: &Object<'py>,
+    signed: bool,
+    block_size: usize,
+    stream: Maybe<'_, 'py>,
+) -> PyResult<(Object<'py>, Object<'py>)> {
+    static PLANS: PlanCache<QuantizeDynamicDesc> = PlanCache::new();
+    let (call, x) = Call::new("quantize_dynamic", ("x", x), stream)?;
+    let x = call.row_major(x)?;
+    let problem = Blocks { map: map_of(signed), dtype: x.dtype, len: x.len(), block_size };
+    let plan = call.plan(&PLANS, &QuantizeDynamicDesc { problem })?;
+    let shape = x.shape.to_vec();
+    let outputs = [
+        call.output(("codes", None), &x, Form::RowMajor(DType::U8, &shape))?,
+        call.output(("absmax", None), &x, Form::RowMajor(DType::F32, &[problem.blocks()]))?,
+    ];
+    let [codes, absmax] = call.run(&[x], outputs, move |stream, [x], [codes, absmax]| {
+        Ok(plan.launch(stream, QuantizeDynamicArgs { x, codes, absmax })?)
+    })?;
+    Ok((codes, absmax))
+}
+
+/// The numbers that codes of a dynamic map stand for, as `quantize_dynamic` returns them: `bitsandbytes.functional.dequantize_blockwise`.
+///
+/// codes: uint8; absmax: float32, [ceil(len / block_size)]; dtype: float32, float16 or bfloat16, by name or as a library has it; signed,
+/// block_size: as of `quantize_dynamic`. Returns an array of the shape of the codes.
+#[pyfunction]
+#[pyo3(signature = (codes, absmax, dtype, signed=true, block_size=256, *, out=None, stream=None))]
+pub(crate) fn dequantize_dynamic<'py>(
+    codes: &Object<'py>,
+    absmax: &Object<'py>,
+    dtype: &Object<'py>,
+    signed: bool,
+    block_size: usize,
+    out: Maybe<'_, 'py>,
+    stream: Maybe<'_, 'py>,
+) -> PyResult<Object<'py>> {
+    static PLANS: PlanCache<DequantizeDynamicDesc> = PlanCache::new();
+    const OP: &str = "dequantize_dynamic";
+    let dtype = dtype_given(dtype, Site { op: OP, argument: "dtype" })?;
+    let (call, codes) = Call::new(OP, ("codes", codes), stream)?;
+    codes.expect_dtype(DType::U8)?;
+    let codes = call.row_major(codes)?;
+    let problem = Blocks { map: map_of(signed), dtype, len: codes.len(), block_size };
+    let plan = call.plan(&PLANS, &DequantizeDynamicDesc { problem })?;
+    let absmax = self::scales(&call, ("absmax", absmax), &[problem.blocks()])?;
+    let shape = codes.shape.to_vec();
+    let y = call.output(("out", out), &codes, Form::RowMajor(dtype, &shape))?;
+    let [y] = call.run(&[codes, absmax], [y], move |stream, [codes, absmax], [y]| {
+        Ok(plan.launch(stream, DequantizeDynamicArgs { codes, absmax, y })?)
     })?;
     Ok(y)
 }

@@ -390,6 +390,19 @@ def matmul(
 def quantize8(
     x: _A, format: str = "e4m3", scaling: str = "row", *, stream: _Stream | None = None
 ) -> tuple[_A, _A]: ...
+def quantize_dynamic(
+    x: _A, signed: bool = True, block_size: int = 256, *, stream: _Stream | None = None
+) -> tuple[_A, _A]: ...
+def dequantize_dynamic(
+    codes: _A,
+    absmax: _Array,
+    dtype: _Dtype,
+    signed: bool = True,
+    block_size: int = 256,
+    *,
+    out: _Array | None = None,
+    stream: _Stream | None = None,
+) -> _A: ...
 def dequantize8(
     codes: _A,
     scales: _Array,
@@ -979,6 +992,20 @@ def adamw_step(
     step: _Array,
     lr: _Array,
     **options: Unpack[_AdamOptions],
+) -> None: ...
+def adamw8bit_step(
+    params: Sequence[_Array],
+    grads: Sequence[_Array],
+    state1s: Sequence[_Array],
+    state2s: Sequence[_Array],
+    absmax1s: Sequence[_Array | None],
+    absmax2s: Sequence[_Array | None],
+    step: _Array,
+    lr: _Array,
+    *,
+    betas: tuple[float, ...] = (0.9, 0.999),
+    eps: float = 1e-8,
+    **options: Unpack[_StepOptions],
 ) -> None: ...
 def adam_step(
     params: Sequence[_Array],

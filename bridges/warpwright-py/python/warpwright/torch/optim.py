@@ -1,6 +1,7 @@
-"""Optimizers with the arguments and the state of `torch.optim`, a launch for every 48 parameters."""
+"""Optimizers with the arguments and the state of `torch.optim`, and of bitsandbytes' with moments in 8 bits, a launch for every 48 parameters."""
 
 from collections import Counter
+from functools import lru_cache
 from typing import Any, Callable, Dict, List, Optional
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from .. import _native
 from ._common import accumulator
 
-__all__ = ["SGD", "Adam", "AdamW"]
+__all__ = ["SGD", "Adam", "Adam8bit", "AdamW", "AdamW8bit"]
 
 
 def _new_state(p: Tensor) -> Tensor:
@@ -155,7 +156,7 @@ class _Stepped:
                 lr = self._rate(number, group["lr"], params[0])
                 options = {name: x if x is None else x.to(count.device) for name, x in scaling.items()}
                 lists = params, [_local(p) for p in params], [_local(p.grad) for p in params]
-                self._native_step(group, lists, count, lr, {**options, "maximize": group["maximize"]})
+                self._native_step(group, lists, count, lr, {**options, "maximize": group.get("maximize", False)})
                 torch.autograd.graph.increment_version(params)
         return loss
 
@@ -260,3 +261,186 @@ class SGD(_Stepped, torch.optim.SGD):
             weight_decay=float(group["weight_decay"]),
             **options,
         )
+
+
+# Elements whose moments in 8 bits share a maximum.
+_BLOCK = 256
+# Where bitsandbytes' `state_dict` has the tensors of a state, so that FSDP leaves them alone.
+_WRAPPED = "__bnb_optimizer_quant_state__"
+
+
+@lru_cache(maxsize=None)
+def _map(signed: bool) -> Tensor:
+    """The numbers that codes stand for."""
+    codes = torch.arange(256, dtype=torch.int32).to(torch.uint8)
+    return _native.dequantize_dynamic(codes, torch.ones(1), torch.float32, signed)
+
+
+class _EightBit(_Stepped, torch.optim.Optimizer):
+    def __init__(
+        self,
+        params: Any,
+        lr: Any,
+        betas: Any,
+        eps: float,
+        weight_decay: float,
+        unsupported: Dict[str, Any],
+        min_8bit_size: int,
+        maximize: bool,
+    ) -> None:
+        name = type(self).__name__
+        for argument, (value, only) in unsupported.items():
+            if value != only:
+                raise ValueError(f"{name}: {argument} is {value!r}, expected {only!r}")
+        numbers = {"lr": lr, "eps": eps, "weight_decay": weight_decay}
+        for argument, value in numbers.items():
+            if not 0.0 <= value:
+                raise ValueError(f"{name}: {argument} is {value!r}, expected at least 0")
+        if len(betas) != 2 or not all(0.0 <= beta < 1.0 for beta in betas):
+            raise ValueError(f"{name}: betas is {betas!r}, expected two numbers from 0 to below 1")
+        self.min_8bit_size = min_8bit_size
+        super().__init__(params, {**numbers, "betas": tuple(betas), "maximize": maximize})
+
+    def _count(self, p: Tensor) -> Optional[Tensor]:
+        kept = self.state.get(p)
+        return kept.get("step") if kept else None
+
+    def _set_count(self, p: Tensor, count: Tensor) -> None:
+        kept = self.state[p]
+        kept["step"] = count
+        if "state1" not in kept:
+            part = _local(p)
+            eight_bit = part.numel() >= self.min_8bit_size
+            dtype = torch.uint8 if eight_bit else torch.float32
+            for number in "12":
+                kept["state" + number] = torch.zeros_like(part, dtype=dtype, memory_format=torch.preserve_format)
+                if eight_bit:
+                    blocks = -(-part.numel() // _BLOCK)
+                    kept["absmax" + number] = torch.zeros(blocks, dtype=torch.float32, device=part.device)
+
+    _share_counts = _ByMoments._share_counts
+
+    def __getstate__(self) -> Dict[str, Any]:
+        return {**super().__getstate__(), "min_8bit_size": self.min_8bit_size}
+
+    def state_dict(self) -> Dict[str, Any]:
+        found = super().state_dict()
+        of_each = {}
+        for number, kept in found["state"].items():
+            # bitsandbytes counts on the host.
+            tensors = {name: value for name, value in kept.items() if name != "step"}
+            for name, signed in (("qmap1", True), ("qmap2", False)):
+                if "absmax1" in tensors:
+                    tensors[name] = _map(signed).to(tensors["absmax1"].device)
+            of_each[number] = {"step": int(kept["step"]), _WRAPPED: tensors}
+        return {**found, "state": of_each}
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        numbers = [n for group in state_dict["param_groups"] for n in group["params"]]
+        params = [p for group in self.param_groups for p in group["params"]]
+        states = {}
+        for number, p in zip(numbers, params):
+            if number in state_dict["state"]:
+                kept = state_dict["state"][number]
+                states[number] = self._checked(p, {**kept, **kept.get(_WRAPPED, {})})
+        # PyTorch would round the state to the type of its parameter.
+        steps = {number: {"step": torch.tensor(float(kept["step"]))} for number, kept in states.items()}
+        torch.optim.Optimizer.load_state_dict(self, {**state_dict, "state": steps})
+        for number, p in zip(numbers, params):
+            for name in ("state1", "state2", "absmax1", "absmax2"):
+                if name in states.get(number, ()):
+                    self.state[p][name] = states[number][name].detach().to(_local(p).device, copy=True)
+
+    def _checked(self, p: Tensor, kept: Dict[str, Any]) -> Dict[str, Any]:
+        """The state of a parameter, as bitsandbytes and we save it."""
+
+        def expect(name: str, fits: Callable[[Tensor], bool], expected: str) -> None:
+            value = kept.get(name)
+            if not isinstance(value, Tensor) or not fits(value):
+                got = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+                raise ValueError(f"{type(self).__name__}: {name} of a parameter is {got}, expected {expected}")
+
+        if "step" not in kept:
+            raise ValueError(f"{type(self).__name__}: the state of a parameter has no step")
+        part = _local(p)
+        layout = f"in the shape and the order of the parameter, {list(part.shape)}"
+        fits = lambda x: x.shape == part.shape and x.stride() == part.stride()  # noqa: E731
+        expect("state1", lambda x: x.dtype in (torch.uint8, torch.float32) and fits(x), f"uint8 or float32, {layout}")
+        dtype = kept["state1"].dtype
+        expect("state2", lambda x: x.dtype == dtype and fits(x), f"{dtype}, {layout}")
+        if dtype == torch.uint8:
+            blocks = -(-part.numel() // _BLOCK)
+            for name in ("absmax1", "absmax2"):
+                expect(name, lambda x: x.dtype == torch.float32 and x.shape == (blocks,), f"float32 [{blocks}]")
+            for name, signed in (("qmap1", True), ("qmap2", False)):
+                if name in kept:
+                    expect(name, lambda x: torch.equal(x.float().cpu(), _map(signed)), "the dynamic map of 256 entries")
+        return kept
+
+    def _native_step(self, group: Dict[str, Any], lists: Any, count: Tensor, lr: Tensor, options: Any) -> None:
+        params, *lists = lists
+        kept = [self.state[p] for p in params]
+        _native.adamw8bit_step(
+            *lists,
+            *([state[name] for state in kept] for name in ("state1", "state2")),
+            *([state.get(name) for state in kept] for name in ("absmax1", "absmax2")),
+            count,
+            lr,
+            betas=tuple(float(beta) for beta in group["betas"]),
+            eps=group["eps"],
+            weight_decay=float(group["weight_decay"]),
+            **options,
+        )
+
+
+class AdamW8bit(_EightBit):
+    """`bitsandbytes.optim.AdamW8bit`: moments in 8 bits with a maximum for every 256 elements, in float32 for parameters below `min_8bit_size`.
+
+    Parameters are float32, float16 or bfloat16. Steps are as those of `AdamW`, in CUDA graphs and with `GradScaler`, too. Either loads the
+    `state_dict` that the other saved, for parameters that are contiguous. amsgrad, optim_bits, args and is_paged are there for bitsandbytes' order of arguments.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: Any = 1e-3,
+        betas: Any = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        optim_bits: int = 32,
+        args: Any = None,
+        min_8bit_size: int = 4096,
+        is_paged: bool = False,
+        *,
+        maximize: bool = False,
+    ) -> None:
+        unsupported = {
+            "amsgrad": (amsgrad, False),
+            "optim_bits": (optim_bits, 32),
+            "args": (args, None),
+            "is_paged": (is_paged, False),
+        }
+        super().__init__(params, lr, betas, eps, weight_decay, unsupported, min_8bit_size, maximize)
+
+
+class Adam8bit(AdamW8bit):
+    """`bitsandbytes.optim.Adam8bit`: as `AdamW8bit`, but for weight_decay, which is 0 where it is not given. It is apart from the gradient, as bitsandbytes has it."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: Any = 1e-3,
+        betas: Any = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        optim_bits: int = 32,
+        args: Any = None,
+        min_8bit_size: int = 4096,
+        is_paged: bool = False,
+        *,
+        maximize: bool = False,
+    ) -> None:
+        bnb = amsgrad, optim_bits, args, min_8bit_size, is_paged
+        super().__init__(params, lr, betas, eps, weight_decay, *bnb, maximize=maximize)
