@@ -129,7 +129,7 @@ const fn map_of(signed: bool) -> Map {
     if signed { Map::Signed } else { Map::Unsigned }
 }
 
-/// 8-bit codes for x by a dynamic map, and the greatest magnitudes of blocks: `bitsandbytes.functional.quantize_blockwise`.
+/// 8-bit codes for x by a dynamic map, and the largest magnitudes of blocks: `bitsandbytes.functional.quantize_blockwise`.
 ///
 /// x: float32, float16 or bfloat16. signed: whether the map is the one with both signs. block_size: elements that share a maximum, neighbours in
 /// row-major order, 256 or 4096. Returns codes of the shape of x, uint8, and maxima, float32, [ceil(len / block_size)].

@@ -126,7 +126,7 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
     out
 }
 
-/// What is before a step.
+/// The state before a step, and its gradients.
 #[derive(Debug)]
 struct State {
     /// Which parameters have moments in 8 bits.
@@ -310,7 +310,7 @@ impl OptimizerSubject {
                 let code = |(at, got): (usize, f64)| {
                     let divisor = most[at / BLOCK].max(f64::from(MIN_ABSMAX));
                     let t = moment[at] / divisor;
-                    // Roundings of f32: of the moment, of the greatest one, and of the quotient.
+                    // Roundings of f32: of the moment, of the largest one, and of the quotient.
                     let slack = (scales[at] + t.abs() * widest[at / BLOCK]) / divisor * 2f64.powi(-21);
                     let [low, high] = [t - slack, t + slack].map(|t| f64::from(eight_bit_code(map, t)));
                     Expected::exactly(if (low..=high).contains(&got) { got } else { low })

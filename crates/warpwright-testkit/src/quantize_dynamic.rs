@@ -77,7 +77,7 @@ fn situations(scope: Scope) -> Vec<(usize, Option<Input>, usize, usize)> {
 #[derive(Clone, Copy, Debug)]
 struct Blocks {
     problem: Problem,
-    /// `None` for the thresholds of the map and their neighbours, after a greatest element of 1.
+    /// `None` for the thresholds of the map and their neighbours, after a largest element of 1.
     input: Option<Input>,
     lead: usize,
 }

@@ -25,7 +25,7 @@ const ROUND: f64 = (1u32 << 23) as f64 + ENTRIES as f64;
 const ROUND_BITS: u32 = 0x4b00_0000 + ENTRIES as u32;
 
 impl Map {
-    /// What moves the ends of eighths of octaves to where decades may end.
+    /// A factor that moves the ends of eighths of octaves to where decades may end.
     const fn bucket_scale(self) -> f32 {
         match self {
             Self::Signed => 1.02,
@@ -191,7 +191,7 @@ impl<'k> Codes<'k> {
 mod tests {
     use super::*;
 
-    /// What [`Coder::code`] computes, on the host.
+    /// The place of a magnitude among thresholds as [`Coder::code`] computes it, on the host.
     fn place(map: Map, factors: &[u32; ENTRIES], t: f32) -> f32 {
         let bucket = t.mul_add(map.bucket_scale(), LEAST as f32).to_bits() >> BUCKET_SHIFT;
         let factor = factors[bucket as usize % ENTRIES];

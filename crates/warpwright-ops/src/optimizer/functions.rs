@@ -38,7 +38,7 @@ pub struct Adam8bitParameter<'a> {
     pub state1: &'a mut Tensor,
     /// The second moment, of the same type.
     pub state2: &'a mut Tensor,
-    /// The greatest magnitudes of blocks of [`BLOCK`](super::BLOCK) elements of either, f32 `[ceil(len / 256)]`.
+    /// The largest magnitudes of blocks of [`BLOCK`](super::BLOCK) elements of either, f32 `[ceil(len / 256)]`.
     pub absmax: Option<[&'a mut Tensor; 2]>,
     /// The parameter in f32.
     pub master: Option<&'a mut Tensor>,
@@ -302,7 +302,7 @@ fn by_adam8bit(
 /// adamw8bit(&stream, Adam::ADAMW, vec![parameter], &mut step, &lr, StepOptions::default())?;
 /// let moved = param.to_vec_on::<f32>(&stream)?;
 /// assert!((moved[0] - 0.899).abs() < 1e-5 && (moved[1] + 1.898).abs() < 1e-5);
-/// // The greatest magnitude is a tenth of the gradient.
+/// // The largest magnitude is a tenth of the gradient.
 /// assert!((absmax1.to_vec_on::<f32>(&stream)?[0] - 0.3).abs() < 1e-6);
 /// assert_eq!(state1.to_vec_on::<u8>(&stream)?[1], 0);
 /// # Ok(())

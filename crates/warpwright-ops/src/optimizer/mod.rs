@@ -22,7 +22,7 @@
 //!
 //! Moments of Adam and AdamW may be kept in 8 bits instead (Dettmers et al. 2022, "8-bit optimizers via block-wise quantization",
 //! arXiv:2110.02861), parameter by parameter, as `bitsandbytes.optim.AdamW8bit` keeps them: [`BLOCK`] neighbouring elements have a code each and one f32,
-//! their greatest magnitude, of the signed [`dynamic_map`](crate::dynamic_map) for the first moment and of the unsigned one for the second. A
+//! their largest magnitude, of the signed [`dynamic_map`](crate::dynamic_map) for the first moment and of the unsigned one for the second. A
 //! step reads the moments from their codes and computes as above in f32, with the hardware's square root and reciprocal; the parameter moves by the
 //! new moments, which then become the codes of the nearest entries. A first moment below 0 stays below 0. A gradient that is infinite or NaN counts
 //! as 0 there, because it would spoil its block, and a second moment that overflows as the largest number.
@@ -185,9 +185,9 @@ tensors! {
         largest: Option<InOut>,
         /// The parameter in f32.
         master: Option<InOut>,
-        /// The greatest magnitudes of blocks of the first moment in 8 bits, f32; zeros before the first step.
+        /// The largest magnitudes of blocks of the first moment in 8 bits, f32; zeros before the first step.
         first_absmax: Option<InOut>,
-        /// The greatest elements of blocks of the second moment in 8 bits.
+        /// The largest elements of blocks of the second moment in 8 bits.
         second_absmax: Option<InOut>,
     }
 }

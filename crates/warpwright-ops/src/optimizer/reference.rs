@@ -97,12 +97,12 @@ pub fn step(
 pub struct EightBitMoment {
     /// The codes.
     pub codes: Vec<u8>,
-    /// The greatest magnitude of each block.
+    /// The largest magnitude of each block.
     pub absmax: Vec<f32>,
 }
 
 impl EightBitMoment {
-    /// What `map` makes of them.
+    /// The moment, by `map`.
     pub fn values(&self, map: Map) -> Vec<f64> {
         let (values, absmax) = (map.values(), &self.absmax);
         let value =

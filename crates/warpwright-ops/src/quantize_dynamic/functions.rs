@@ -23,7 +23,7 @@ pub struct QuantizedDynamic {
     pub absmax: Tensor,
 }
 
-/// 8-bit codes for `x`, f32, f16 or bf16 of any shape, in blocks of `block_size` neighbouring elements, 256 or 4096, and the greatest magnitudes
+/// 8-bit codes for `x`, f32, f16 or bf16 of any shape, in blocks of `block_size` neighbouring elements, 256 or 4096, and the largest magnitudes
 /// of the blocks, f32 `[ceil(len / block_size)]`; see the [module](crate::quantize_dynamic).
 ///
 /// ```

@@ -1,6 +1,6 @@
 //! Blockwise 8-bit quantization by the dynamic maps of bitsandbytes, and back.
 //!
-//! A block of `block_size` neighbouring elements becomes as many codes and the f32 `absmax`, the greatest magnitude among them:
+//! A block of `block_size` neighbouring elements becomes as many codes and the f32 `absmax`, the largest magnitude among them:
 //!
 //! `code = nearest(x * (1 / max(absmax, 1e-38)))`, `y = map[code] * absmax`
 //!

@@ -1,7 +1,7 @@
 //! Optimizers by the free functions: steps that follow one another, norms of gradients, and what is refused.
 
 use warpwright_ops::optimizer::{
-    self, Adam, AdamParameter, Norm, OptimizerDesc, Rule, Sgd, StepOptions, reference,
+    self, Adam, Adam8bitParameter, AdamParameter, Norm, OptimizerDesc, Rule, Sgd, StepOptions, reference,
 };
 use warpwright_ops::{Error, Operation, PlanError};
 use warpwright_ptx::{DType, Target};
@@ -48,6 +48,57 @@ fn steps_follow_one_another() {
     let got = param.to_vec_on::<f64>(&stream).expect("copy");
     assert!(got.iter().zip(&state.param).all(|(got, want)| (got - want).abs() < 1e-12 * want.abs().max(0.1)));
     assert_eq!(step.to_vec_on::<f32>(&stream).expect("copy"), [4.0]);
+    assert!(device.findings().is_empty());
+}
+
+/// So many elements with moments in 8 bits that thread blocks take several rounds: all periods of a pattern move alike, as one period does that is
+/// a parameter by itself.
+#[test]
+fn thread_blocks_take_several_rounds_of_moments_in_8_bits() {
+    let device = Device::emulator();
+    let stream = device.stream().expect("stream");
+    let (period, long) = (2048, (1 << 23) + 300);
+    let pattern =
+        |salt| -> Vec<f32> { Input::Normal.values(period, salt).iter().map(|x| *x as f32).collect() };
+    let lr = Tensor::from_slice(&device, &[0.05f32], &[1]).expect("memory");
+    let run = |len: usize| {
+        let tensor = |values: &[f32]| {
+            let all: Vec<f32> = values.iter().copied().cycle().take(len).collect();
+            Tensor::from_slice(&device, &all, &[len]).expect("memory")
+        };
+        let zeros = |dtype, len: usize| Tensor::zeros(&device, dtype, &[len]).expect("memory");
+        let (mut param, mut step) = (tensor(&pattern(1)), zeros(DType::F32, 1));
+        let [mut state1, mut state2] = [zeros(DType::U8, len), zeros(DType::U8, len)];
+        let blocks = len.div_ceil(optimizer::BLOCK);
+        let [mut absmax1, mut absmax2] = [zeros(DType::F32, blocks), zeros(DType::F32, blocks)];
+        let grad = tensor(&pattern(2));
+        let parameter = Adam8bitParameter {
+            param: &mut param,
+            grad: &grad,
+            state1: &mut state1,
+            state2: &mut state2,
+            absmax: Some([&mut absmax1, &mut absmax2]),
+            master: None,
+        };
+        let options = StepOptions::default();
+        optimizer::adamw8bit(&stream, Adam::ADAMW, vec![parameter], &mut step, &lr, options).expect("launch");
+        let codes = [state1, state2].map(|state| state.to_vec_on::<u8>(&stream).expect("copy"));
+        let absmax = [absmax1, absmax2].map(|absmax| absmax.to_vec_on::<f32>(&stream).expect("copy"));
+        (param.to_vec_on::<f32>(&stream).expect("copy"), codes, absmax)
+    };
+    let (param, codes, absmax) = run(period);
+    let (all_params, all_codes, all_absmax) = run(long);
+    assert!(all_params.chunks(period).all(|found| found == &param[..found.len()]));
+    let whole = long / period * period;
+    for moment in 0..2 {
+        assert!(all_codes[moment][..whole].chunks(period).all(|found| found == codes[moment]));
+        let blocks = whole / optimizer::BLOCK;
+        assert!(
+            all_absmax[moment][..blocks]
+                .chunks(period / optimizer::BLOCK)
+                .all(|found| found == absmax[moment])
+        );
+    }
     assert!(device.findings().is_empty());
 }
 

@@ -3,7 +3,7 @@
 use warpwright_ops::dynamic_map::Map;
 use warpwright_ops::quantize_dynamic::{
     DequantizeDynamicDesc, Problem, QuantizeDynamicDesc, QuantizedDynamic, dequantize_dynamic,
-    quantize_dynamic,
+    quantize_dynamic, reference,
 };
 use warpwright_ops::{Error, Operation, PlanError};
 use warpwright_ptx::{DType, Target};
@@ -32,7 +32,7 @@ fn maps_are_those_of_the_definition() {
     }
 }
 
-/// What is quantized comes back as the nearest entry: every code, in any shape.
+/// Entries of a map get their own codes: every one, in any shape.
 #[test]
 fn codes_are_those_of_their_own_values() {
     let device = Device::emulator();
@@ -57,6 +57,38 @@ fn codes_are_those_of_their_own_values() {
         assert_eq!(again.codes.shape(), [2, 4, 64]);
         assert_eq!(again.codes.to_vec_on::<u8>(&stream).expect("copy"), codes);
         assert_eq!(again.absmax.to_vec_on::<f32>(&stream).expect("copy"), [1.0, 8.0]);
+    }
+    assert!(device.findings().is_empty());
+}
+
+/// So many elements that thread blocks take several rounds: all periods of a pattern have the codes of one, and the last is a part of a block.
+#[test]
+fn thread_blocks_take_several_rounds() {
+    let device = Device::emulator();
+    let stream = device.stream().expect("stream");
+    let period = 4096;
+    // Every block has the same maximum.
+    let values: Vec<f32> =
+        (0..period).map(|i| if i % 256 == 0 { 2.0 } else { (i as f32 * 0.7).sin() }).collect();
+    for (map, block_size, len) in
+        [(Map::Unsigned, 256, (1 << 23) + 1300), (Map::Signed, 4096, (1 << 24) + 1300)]
+    {
+        let all: Vec<f32> = values.iter().copied().cycle().take(len).collect();
+        let x = Tensor::from_slice(&device, &all, &[len]).expect("memory");
+        let want = reference::quantize(map, &values, block_size);
+        let q = quantize_dynamic(&stream, &x, map, block_size).expect("launch");
+        let codes = q.codes.to_vec_on::<u8>(&stream).expect("copy");
+        assert!(codes.chunks(period).all(|codes| codes == &want.codes[..codes.len()]), "{map:?}");
+        let absmax = q.absmax.to_vec_on::<f32>(&stream).expect("copy");
+        assert!(
+            absmax.len() == len.div_ceil(block_size) && absmax.iter().all(|most| *most == 2.0),
+            "{map:?}"
+        );
+        let back = dequantize_dynamic(&stream, &q, DType::F32).expect("launch");
+        let back = back.to_vec_on::<f32>(&stream).expect("copy");
+        let whole = len / period * period;
+        let want = reference::dequantize(map, &want, block_size);
+        assert!(back[..whole].chunks(period).all(|y| y == want), "{map:?}");
     }
     assert!(device.findings().is_empty());
 }
