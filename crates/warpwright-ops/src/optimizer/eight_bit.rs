@@ -2,6 +2,7 @@
 
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{Element, Readable, Space};
+use warpwright_ptx::isa::DeviceLimits;
 
 use super::BLOCK;
 use super::kernel::{Numbers, is_active};
@@ -19,6 +20,12 @@ const ROUND: u32 = THREADS * ELEMENTS;
 /// Elements of a thread block, of all `len` elements of a step.
 pub(super) fn chunk(len: usize) -> u32 {
     ROUND * rounds(len, ROUND)
+}
+
+/// Blocks that a multiprocessor is to have room for: with five of them a thread has 48 registers, and nothing of it lies in memory. The assembler
+/// would choose fewer registers by itself where there is room for six.
+pub(super) fn resident(target: Target) -> u32 {
+    (DeviceLimits::of(target).threads / THREADS).min(5)
 }
 
 kernel_args! {
@@ -49,6 +56,8 @@ pub(super) struct Update {
     pub(super) grad: DType,
     /// Whether parameters are kept in f32, and `params` are their roundings.
     pub(super) master: bool,
+    /// Blocks that a multiprocessor has room for; see [`resident`].
+    pub(super) resident: u32,
 }
 
 /// A moment: codes, their maxima, and the tables between codes and values.
@@ -171,11 +180,11 @@ impl KernelDef for Update {
     type Args = UpdateArgs;
 
     fn spec(&self) -> KernelSpec {
-        let Self { dtype, grad, master } = *self;
+        let Self { dtype, grad, master, resident } = *self;
         let master = if master { "_master" } else { "" };
         let name = format!("optimizer_adam8bit_{dtype}_{grad}{master}");
         let dtypes = DTypes::all(dtype).with("masters", DType::F32).with("grads", grad);
-        KernelSpec::new(name, BlockDim::x(THREADS)).dtypes(dtypes)
+        KernelSpec::new(name, BlockDim::x(THREADS)).dtypes(dtypes).min_blocks_per_sm(resident)
     }
 
     fn build<'k>(&self, k: K<'k>, p: UpdateParams<'k>) {

@@ -440,7 +440,8 @@ impl Operation for OptimizerDesc {
             steps.push(plan::launch(op, &def, self.update(&list), target, [list.blocks, 1, 1])?);
         }
         let chunk = eight_bit::chunk(eight_bit_lens.iter().sum());
-        let def = eight_bit::Update { dtype, grad: grad_dtype, master };
+        let resident = eight_bit::resident(target);
+        let def = eight_bit::Update { dtype, grad: grad_dtype, master, resident };
         for list in tuning::lists(&eight_bit_lens, chunk).ok_or_else(too_large)? {
             let args = self.update_eight_bit(&list, chunk);
             steps.push(plan::launch(op, &def, args, target, [list.blocks, 1, 1])?);

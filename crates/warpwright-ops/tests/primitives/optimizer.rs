@@ -149,6 +149,19 @@ fn what_an_optimizer_cannot_do_is_refused() {
     assert!(matches!(error, PlanError::Parameter { parameter: "master", .. }));
     let error = refused(OptimizerDesc { grad_dtype: DType::F16, ..desc(adam([0.9, 0.9]), DType::BF16) });
     assert!(matches!(error, PlanError::DType { tensor: "grad", got: DType::F16, .. }));
+    let eight_bit = |desc: OptimizerDesc| refused(OptimizerDesc { eight_bit: vec![true], ..desc });
+    let error = eight_bit(desc(adam([0.9, 0.9]), DType::F64));
+    assert!(
+        matches!(error, PlanError::DType { op: "adamw8bit", tensor: "param", got: DType::F64, .. }),
+        "{error}"
+    );
+    let amsgrad = Rule::Adam(Adam { amsgrad: true, ..Adam::ADAM });
+    let error = eight_bit(desc(amsgrad, DType::F32));
+    assert!(matches!(error, PlanError::Parameter { op: "adam8bit", parameter: "amsgrad", .. }), "{error}");
+    let error = eight_bit(desc(Rule::Sgd(Sgd::PLAIN), DType::F32));
+    assert!(matches!(error, PlanError::Parameter { parameter: "eight_bit", .. }), "{error}");
+    let error = eight_bit(OptimizerDesc { lens: vec![3, 4], ..desc(adam([0.9, 0.9]), DType::F32) });
+    assert!(matches!(error, PlanError::Parameter { parameter: "eight_bit", .. }), "{error}");
     let device = Device::emulator();
     let stream = device.stream().expect("stream");
     let mut grad = Tensor::zeros(&device, DType::F32, &[2]).expect("memory");
