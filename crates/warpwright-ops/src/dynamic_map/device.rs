@@ -181,7 +181,7 @@ impl<'k> Codes<'k> {
         let byte = |i: usize| {
             let word = self.words[i / 4];
             // Bytes of zeros from the other word.
-            if self.count == 1 { word } else { word.permute(0, 0x4440 | i as u32 % 4) }
+            if self.count == 1 { word } else { word.permute(0, 0x4440 | (i as u32 % 4)) }
         };
         (0..self.count).map(byte)
     }
