@@ -4,8 +4,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use warpwright::attention::{
     AlibiSlopes, Alignment, AttentionArgs, AttentionBackwardArgs, AttentionBackwardDesc, AttentionDesc,
-    AttentionInputs, AttentionOptions, Packed, Paged, Window, check_block_table, check_key_lengths,
-    check_offsets,
+    AttentionInputs, AttentionOptions, Float8Cache, Packed, Paged, Window, check_block_table,
+    check_key_lengths, check_offsets,
 };
 use warpwright::plan::{Layout, PlanCache, Real};
 use warpwright::{DType, PlanError, TensorRef};
@@ -37,7 +37,7 @@ struct Options<'a, 'py> {
 }
 
 /// Tensors that both directions read.
-const INPUTS: usize = 11;
+const INPUTS: usize = 13;
 
 /// A call with its arguments, and what it computes.
 struct Started<'py> {
@@ -56,7 +56,8 @@ impl<'py> Started<'py> {
 
 /// The tensors that both directions read, in the order of [`Started`].
 fn arguments(inputs: [Option<TensorRef<'_>>; INPUTS]) -> AttentionInputs<'_> {
-    let [q, k, v, bias, slopes, key_lengths, query_offsets, key_offsets, block_table, sinks, random] = inputs;
+    let [q, k, v, bias, slopes, key_lengths, query_offsets, key_offsets, ..] = inputs;
+    let [.., block_table, sinks, random, k_scale, v_scale] = inputs;
     AttentionInputs {
         bias,
         slopes,
@@ -66,6 +67,8 @@ fn arguments(inputs: [Option<TensorRef<'_>>; INPUTS]) -> AttentionInputs<'_> {
         block_table,
         sinks,
         random,
+        k_scale,
+        v_scale,
         ..AttentionInputs::new(present(q), present(k), present(v))
     }
 }
@@ -186,10 +189,28 @@ pub(crate) fn check_places<'py>(
     }
 }
 
+/// Scales of keys and values of 8-bit floats.
+type Scales<'a, 'py> = [Maybe<'a, 'py>; 2];
+
+/// Scales of caches of these types, for so many key heads, and their description, if there are any.
+pub(crate) fn scales<'py>(
+    (call, op): (&Call<'py>, &'static str),
+    caches: [(&'static str, DType); 2],
+    [k_scale, v_scale]: Scales<'_, 'py>,
+    heads: usize,
+) -> PyResult<([Option<Array<'py>>; 2], Option<Float8Cache>)> {
+    let scale = |argument, object| whole(call, argument, object, DType::F32);
+    let arrays = [scale("k_scale", k_scale)?, scale("v_scale", v_scale)?];
+    let shapes = arrays.each_ref().map(|array| array.as_ref().map(|array| &*array.shape));
+    let float8 = Float8Cache::describe(op, caches, shapes, heads);
+    Ok((arrays, float8.map_err(|e| call.raise(e))?))
+}
+
 fn start<'py>(
     op: &'static str,
     [q, k, v]: [&Object<'py>; 3],
     o: &Options<'_, 'py>,
+    of_cache: Scales<'_, 'py>,
 ) -> PyResult<Started<'py>> {
     let py = q.py();
     let alignment = alignment(py, op, o.alignment)?;
@@ -201,7 +222,14 @@ fn start<'py>(
         array.expect_dtype(q.dtype)?;
         call.shaped(array)
     };
-    let (k, v) = (further("k", k)?, further("v", v)?);
+    let cached = |argument, object| -> PyResult<Array<'py>> {
+        let array = call.read((argument, object))?;
+        if !array.dtype.is_float8() {
+            array.expect_dtype(q.dtype)?;
+        }
+        call.shaped(array)
+    };
+    let (k, v) = (cached("k", k)?, cached("v", v)?);
     let bias = o.bias.map(|bias| further("bias", bias)).transpose()?;
     let slopes = whole(&call, "slopes", o.slopes, DType::F32)?;
     let key_lengths = whole(&call, "key_lengths", o.key_lengths, DType::I32)?;
@@ -220,6 +248,8 @@ fn start<'py>(
     let sequences = packed.map_or(batch, |packed| packed.sequences);
     let pages = |table: &Array<'py>| table.extents().map(|[_, pages]| Paged { pages });
     let paged = block_table.as_ref().map(pages).transpose()?;
+    let caches = [("k", k.dtype), ("v", v.dtype)];
+    let ([k_scale, v_scale], float8) = scales((&call, op), caches, of_cache, v_layout.shape[2])?;
     let desc = AttentionDesc {
         dtype: q.dtype,
         q: q_layout,
@@ -242,6 +272,7 @@ fn start<'py>(
             paged,
             sinks: sinks.is_some(),
             dropout: drops.then(|| Real::new(o.dropout_p)),
+            float8,
         },
     };
     let of_heads = [sequences, heads];
@@ -256,17 +287,17 @@ fn start<'py>(
     expected(&block_table, &[batch, paged.map_or(0, |paged| paged.pages)])?;
     check_lengths(&call, key_lengths.as_ref(), block_table.as_ref(), &desc)?;
     let further = [bias, slopes, key_lengths, query_offsets, key_offsets, block_table, sinks, random];
-    let mut all = [q, k, v].into_iter().map(Some).chain(further);
+    let mut all = [q, k, v].into_iter().map(Some).chain(further).chain([k_scale, v_scale]);
     let inputs = std::array::from_fn(|_| all.next().flatten());
     Ok(Started { call, inputs, desc })
 }
 
-/// Functions of tensors with the keywords that both have, and flags of their own; `with` does the work.
+/// Functions of tensors with the keywords that both have, and further tensors and flags of their own; `with` does the work.
 macro_rules! with_options {
-    ($($(#[$doc:meta])* $name:ident($($tensor:ident),*; $($flag:ident),*) => $with:ident;)*) => {$(
+    ($($(#[$doc:meta])* $name:ident($($tensor:ident),*; $($further:ident),*; $($flag:ident),*) => $with:ident;)*) => {$(
         $(#[$doc])*
         #[pyfunction]
-        #[pyo3(signature = ($($tensor),*, *, softmax_scale=None, causal=false, window=(-1, -1), alignment="bottom_right", softcap=None, bias=None, slopes=None, key_lengths=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, block_table=None, sinks=None, dropout_p=0.0, random=None, $($flag=false,)* out=None, stream=None))]
+        #[pyo3(signature = ($($tensor),*, *, softmax_scale=None, causal=false, window=(-1, -1), alignment="bottom_right", softcap=None, bias=None, slopes=None, key_lengths=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, block_table=None, sinks=None, dropout_p=0.0, random=None, $($further=None,)* $($flag=false,)* out=None, stream=None))]
         #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
         pub(crate) fn $name<'py>(
             $($tensor: &Object<'py>,)*
@@ -286,6 +317,7 @@ macro_rules! with_options {
             sinks: Maybe<'_, 'py>,
             dropout_p: f64,
             random: Maybe<'_, 'py>,
+            $($further: Maybe<'_, 'py>,)*
             $($flag: bool,)*
             out: Maybe<'_, 'py>,
             stream: Maybe<'_, 'py>,
@@ -295,7 +327,7 @@ macro_rules! with_options {
                 softmax_scale, causal, window, alignment, softcap, bias, slopes, key_lengths, cu_seqlens, max_seqlen,
                 block_table, sinks, dropout_p, random, stream,
             };
-            $with(stringify!($name), [$($tensor),*], &options, [$($flag),*], out)
+            $with(stringify!($name), [$($tensor),*], &options, [$($further),*], [$($flag),*], out)
         }
     )*};
 }
@@ -323,9 +355,12 @@ with_options! {
     /// Pages of a cache: k and v are [pages, rows, num_kv_heads, head_dim] with rows a power of two from 16 on; block_table:
     /// int32, [batch, pages of a sequence], the pages that hold its keys in order; key_lengths is needed.
     ///
+    /// Caches of 8-bit floats, from sm_89 on: k and v are float8_e4m3fn beside q of float16 or bfloat16, and k_scale, v_scale, float32, [1]
+    /// or [num_kv_heads], are what their elements are multiplied by; without cu_seqlens and dropout. `append_kv_cache` writes such caches.
+    ///
     /// The result is (o, lse): o like q with the head_dim of v, lse [batch, heads, queries] in float32 (float64 for float64); a
     /// query that sees no key has zeros and minus infinity (with sinks, the sink). `out` is a pair.
-    attention(q, k, v;) => forward;
+    attention(q, k, v; k_scale, v_scale;) => forward;
 
     /// The gradients `(dq, dk, dv)` of `attention`.
     ///
@@ -333,18 +368,19 @@ with_options! {
     /// bias_gradient, sinks_gradient: whether those of bias, summed over what it is broadcast over, and of sinks follow. The
     /// results are contiguous; `out` is a tuple of as many, of which the first three may have any strides whose last is 1: parts of one
     /// tensor, say.
-    attention_backward(q, k, v, o, lse, dy; bias_gradient, sinks_gradient) => backward;
+    attention_backward(q, k, v, o, lse, dy; ; bias_gradient, sinks_gradient) => backward;
 }
 
 fn forward<'py>(
     op: &'static str,
     qkv: [&Object<'py>; 3],
     options: &Options<'_, 'py>,
+    scales: Scales<'_, 'py>,
     []: [bool; 0],
     out: Maybe<'_, 'py>,
 ) -> PyResult<Bound<'py, PyTuple>> {
     static PLANS: PlanCache<AttentionDesc> = PlanCache::new();
-    let started = start(op, qkv, options)?;
+    let started = start(op, qkv, options, scales)?;
     let (Started { call, inputs, desc }, q) = (&started, started.q());
     let plan = call.plan(&PLANS, desc)?;
     let out = several::<2>(op, out)?;
@@ -366,11 +402,12 @@ fn backward<'py>(
     op: &'static str,
     [q, k, v, o, lse, dy]: [&Object<'py>; 6],
     options: &Options<'_, 'py>,
+    []: [Maybe<'_, 'py>; 0],
     [dbias, dsinks]: [bool; 2],
     out: Maybe<'_, 'py>,
 ) -> PyResult<Bound<'py, PyTuple>> {
     static PLANS: PlanCache<AttentionBackwardDesc> = PlanCache::new();
-    let started = start(op, [q, k, v], options)?;
+    let started = start(op, [q, k, v], options, [None; 2])?;
     let (Started { call, inputs, desc }, q) = (&started, started.q());
     let like_result = |argument, object| -> PyResult<Array<'py>> {
         let array = call.read((argument, object))?;

@@ -5,7 +5,7 @@ use warpwright_ptx::{BinaryOp, DType, Modifiers, ScalarType, TernaryOp};
 use crate::context::K;
 use crate::mem::{Element, Ptr, Readable};
 use crate::reg::{F32, Source, U32};
-use crate::storage::{load_halves, lower_float8, widen};
+use crate::storage::{both_float8, load_halves, lower_float8, widen};
 
 /// Packed `min` and `max` exist from here.
 const PACKED_MIN_MAX_SM: u32 = 80;
@@ -49,6 +49,15 @@ impl<'k> Halves<'k> {
             // The largest magnitude is NaN: one more carries, from where all bits of the exponent are set.
             let carry = (magnitudes + 0x0080_0080) & 0x4000_4000;
             half(scaled.word() | carry | (carry - (carry >> 5)))
+        })
+    }
+
+    /// The four e4m3 numbers of `word` as `f16`, those of its lower bytes first; as [`from_e4m3`](Self::from_e4m3).
+    #[track_caller]
+    pub fn both_from_e4m3(word: U32<'k>) -> [Self; 2] {
+        word.k().on_behalf(|| match both_float8(word, DType::F8E4M3) {
+            Some(pairs) => pairs.map(|pair| Self::from_word(pair, DType::F16)),
+            None => [word, word >> 16].map(Self::from_e4m3),
         })
     }
 

@@ -291,6 +291,17 @@ pub(crate) fn lower_float8(word: U32<'_>, dtype: DType) -> Option<U32<'_>> {
     })
 }
 
+/// The elements of both halves of a word, likewise.
+pub(crate) fn both_float8(word: U32<'_>, dtype: DType) -> Option<[U32<'_>; 2]> {
+    let k = word.k();
+    (k.target().sm >= FLOAT8_SM).then(|| {
+        let pairs = [k.fresh::<u16>(), k.fresh()];
+        let dsts = pairs.iter().map(|pair| Some(pair.id())).collect();
+        k.emit(Inst::Unpack { ty: ScalarType::B32, dsts, src: word.operand() });
+        pairs.map(|pair| float8_to_f16(pair, dtype))
+    })
+}
+
 /// A pair of 8-bit floats as one of `f16`.
 fn float8_to_f16(pair: Reg<'_, u16>, dtype: DType) -> U32<'_> {
     let dst = pair.k().fresh::<u32>();

@@ -549,11 +549,15 @@ class _AttentionOptions(TypedDict, total=False):
     out: _Arrays | None
     stream: _Stream | None
 
+class _AttentionForward(_AttentionOptions, total=False):
+    k_scale: _Array | None
+    v_scale: _Array | None
+
 class _AttentionGradients(_AttentionOptions, total=False):
     bias_gradient: bool
     sinks_gradient: bool
 
-def attention(q: _A, k: _Array, v: _Array, **options: Unpack[_AttentionOptions]) -> tuple[_A, _A]: ...
+def attention(q: _A, k: _Array, v: _Array, **options: Unpack[_AttentionForward]) -> tuple[_A, _A]: ...
 def attention_backward(
     q: _A, k: _Array, v: _Array, o: _Array, lse: _Array, dy: _Array, **options: Unpack[_AttentionGradients]
 ) -> tuple[_A, ...]: ...
@@ -921,6 +925,8 @@ def append_kv_cache(
     sin: _Array | None = None,
     pairing: str = "half",
     rotary_dim: int | None = None,
+    k_scale: _Array | None = None,
+    v_scale: _Array | None = None,
     out: _Array | None = None,
     stream: _Stream | None = None,
 ) -> _A | None: ...

@@ -5,7 +5,7 @@ use warpwright_runtime::{Stream, Tensor, TensorRef};
 
 use super::{
     AlibiSlopes, Alignment, AttentionArgs, AttentionBackwardArgs, AttentionBackwardDesc, AttentionDesc,
-    AttentionInputs, AttentionOptions, OP, Packed, Paged, Window, statistics_type,
+    AttentionInputs, AttentionOptions, Float8Cache, OP, Packed, Paged, Window, statistics_type,
 };
 use crate::plan::{Layout, PlanCache, Real};
 use crate::{Dropout, Error, PlanError};
@@ -38,6 +38,10 @@ pub struct Scores<'a> {
     pub sinks: Option<TensorRef<'a>>,
     /// Probabilities that are dropped at random before they meet the values. `lse` is without.
     pub dropout: Option<Dropout>,
+    /// The scale of keys of e4m3: `[1]` or `[num_kv_heads]` in f32; see [`Float8Cache`].
+    pub k_scale: Option<TensorRef<'a>>,
+    /// The scale of values of e4m3, likewise.
+    pub v_scale: Option<TensorRef<'a>>,
     /// Whether [`attention_backward`] gives the gradient of the bias, too.
     pub dbias: bool,
     /// Whether it gives that of the sinks.
@@ -86,7 +90,7 @@ impl<'a> Scores<'a> {
     where
         'a: 'b,
     {
-        let Self { bias, slopes, key_lengths, packed, block_table, sinks, .. } = *self;
+        let Self { bias, slopes, key_lengths, packed, block_table, sinks, k_scale, v_scale, .. } = *self;
         AttentionInputs {
             bias,
             slopes,
@@ -96,6 +100,8 @@ impl<'a> Scores<'a> {
             block_table,
             sinks,
             random: random.map(Tensor::as_ref),
+            k_scale,
+            v_scale,
             ..AttentionInputs::new(q, k, v)
         }
     }
@@ -130,6 +136,7 @@ impl<'a> Scores<'a> {
                 .map(|table| Paged { pages: table.shape().last().copied().unwrap_or(0) }),
             sinks: self.sinks.is_some(),
             dropout: self.dropout.map(|dropout| Real::new(dropout.probability.into())),
+            float8: None,
         })
     }
 }
@@ -146,13 +153,16 @@ fn layout(parameter: &'static str, x: &TensorRef<'_>) -> Result<Layout, PlanErro
 fn describe([q, k, v]: &[TensorRef<'_>; 3], scores: &Scores<'_>) -> Result<AttentionDesc, PlanError> {
     let (q_layout, v_layout) = (layout("q", q)?, layout("v", v)?);
     let [batch, queries, heads, _] = q_layout.shape;
+    let scales = [&scores.k_scale, &scores.v_scale].map(|scale| scale.as_ref().map(TensorRef::shape));
+    let caches = [("k", k.dtype()), ("v", v.dtype())];
+    let float8 = Float8Cache::describe(OP, caches, scales, v_layout.shape[2])?;
     Ok(AttentionDesc {
         dtype: q.dtype(),
         q: q_layout,
         k: layout("k", k)?,
         v: v_layout,
         o: Layout::contiguous([batch, queries, heads, v_layout.shape[3]]),
-        options: scores.options()?,
+        options: AttentionOptions { float8, ..scores.options()? },
     })
 }
 
@@ -162,7 +172,8 @@ fn describe([q, k, v]: &[TensorRef<'_>; 3], scores: &Scores<'_>) -> Result<Atten
 ///
 /// `q` is `[batch, queries, heads, head_dim]`, `k` and `v` are `[batch, keys, num_kv_heads, head_dim]`, of f32, f64, f16 or bf16, tensors or
 /// views with any strides but 1 in the last dimension; `num_kv_heads` divides `heads`, and the head_dim of `v` may differ. A query
-/// that sees no key gives zeros.
+/// that sees no key gives zeros. Beside `q` of f16 or bf16, `k` and `v` may be of e4m3 with `scores.k_scale` and `scores.v_scale`, as
+/// [`append_kv_cache`](crate::append_kv_cache) writes them: [`Float8Cache`].
 ///
 /// ```
 /// # fn main() -> Result<(), warpwright::Error> {
@@ -182,8 +193,8 @@ fn describe([q, k, v]: &[TensorRef<'_>; 3], scores: &Scores<'_>) -> Result<Atten
 /// ```
 ///
 /// # Errors
-/// [`Error::Plan`] if the shapes do not fit each other, a head_dim is beyond 256, a number of `scores` is out of its range, or the
-/// element type is none of those. [`Error::Runtime`] if a tensor of `scores` does not fit, or memory runs out.
+/// [`Error::Plan`] if the shapes do not fit each other, a head_dim is beyond 256, a number of `scores` is out of its range, the
+/// element type is none of those, or there are keys of e4m3 without scales, before sm_89, or where a [`Float8Cache`] has no kernel. [`Error::Runtime`] if a tensor of `scores` does not fit, or memory runs out.
 pub fn attention<'a>(
     stream: &Stream,
     q: impl Into<TensorRef<'a>>,

@@ -17,6 +17,7 @@
 //! | `block_table` | `[batch, pages]`, i32: the pages of each sequence, see [`Paged`] | contiguous |
 //! | `sinks` | `[heads]`, f32: a logit that takes part in the sum of exponentials and in nothing else | contiguous |
 //! | `random` | `[2]`, i64: seed and offset of what is dropped | contiguous |
+//! | `k_scale`, `v_scale` | `[1]` or `[num_kv_heads]`, f32: what elements of a [`Float8Cache`] are multiplied by | contiguous |
 //!
 //! `heads` is a multiple of `num_kv_heads`: query head `h` reads key head `h / (heads / num_kv_heads)`. A tensor
 //! `[batch, heads, sequence, head_dim]` is one of other strides.
@@ -36,6 +37,11 @@
 //! Up to 16 queries without dropout, and keys in pages, are for kernels that share out the keys of a head to many blocks; their
 //! results are put together in a fixed order.
 //!
+//! Keys and values may be of e4m3 with scales (a [`Float8Cache`], from sm_89 on), beside queries and results of f16 or bf16: the product of a query and
+//! a key times `k_scale` takes the place of `q k^T`, and the result is multiplied by `v_scale`. All numbers of queries are for the kernels of few then,
+//! which read e4m3 as f16 without an error: those of bf16 become f16 times a power of two for each query. There are neither packed sequences nor
+//! dropout nor gradients.
+//!
 //! Gradients of f64 with more than 128 elements a head do not fit the shared memory of sm_75: there they have no plan.
 //!
 //! Half types are computed in f32 and rounded once, probabilities to the type of the values; f32 and f64 throughout in
@@ -46,6 +52,7 @@
 //! the queries in a fixed order. Their workspace holds these sums, `batch * heads * queries * head_dim` numbers of f32 with `head_dim` rounded up to 64,
 //! 80, 96, 112 or 128 and `queries` to whole tiles of 128, 80 or 64, and a few bytes more for each query.
 
+mod float8;
 mod functions;
 mod kernels;
 mod layout;
@@ -64,6 +71,9 @@ use crate::plan::Layout;
 use crate::plan::Plan;
 use crate::tensors::tensors;
 
+pub(crate) use float8::WIDE;
+pub use float8::{CacheScale, Float8Cache};
+
 pub use functions::*;
 pub use options::{
     AlibiSlopes, Alignment, AttentionOptions, Packed, Paged, Window, check_block_table, check_key_lengths,
@@ -81,7 +91,8 @@ pub(crate) fn statistics_type(dtype: DType) -> DType {
 /// `o` and `lse` from queries, keys and values.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionDesc {
-    /// Element type of all tensors but `lse`, `slopes` and `key_lengths`.
+    /// Element type of all tensors but `lse`, `slopes`, numbers of rows and pages, and keys and values of a [`Float8Cache`] with their
+    /// scales.
     pub dtype: DType,
     /// Layout of the queries.
     pub q: Layout,
@@ -121,6 +132,10 @@ tensors! {
         sinks: Option<In>,
         /// Seed and offset of what is dropped.
         random: Option<In>,
+        /// The scale of the keys of a [`Float8Cache`].
+        k_scale: Option<In>,
+        /// The scale of its values.
+        v_scale: Option<In>,
     }
 }
 
@@ -139,6 +154,8 @@ impl<'a> AttentionInputs<'a> {
             block_table: None,
             sinks: None,
             random: None,
+            k_scale: None,
+            v_scale: None,
         }
     }
 }

@@ -4,7 +4,7 @@ use warpwright_ptx::{DType, Target};
 
 use super::score::ScoreKind;
 use super::tuning::{self, Config, DecodeConfig, MAX_WIDTH, Work};
-use super::{AttentionDesc, OP};
+use super::{AttentionDesc, Float8Cache, OP};
 use crate::plan::{Layout, Real};
 use crate::{Dropout, PlanError};
 
@@ -64,6 +64,8 @@ pub struct AttentionOptions {
     /// The probability from 0 to 1 that a probability is dropped before it meets the values; those that are kept are
     /// multiplied by `1 / (1 - p)`. `lse` is without.
     pub dropout: Option<Real>,
+    /// Keys and values of 8-bit floats.
+    pub float8: Option<Float8Cache>,
 }
 
 impl AttentionOptions {
@@ -183,7 +185,10 @@ pub(super) fn check_outputs(outputs: &[(&'static str, &Layout)]) -> Result<(), P
 
 /// Pages are of caches: their keys and values have no gradients. What is absent has none either.
 pub(super) fn trainable(desc: &AttentionDesc, dbias: bool, dsinks: bool) -> Result<(), PlanError> {
-    let AttentionOptions { paged, bias, sinks, .. } = desc.options;
+    let AttentionOptions { paged, bias, sinks, float8, .. } = desc.options;
+    if let Some(float8) = float8 {
+        return Err(parameter("float8", format!("{float8:?}"), "none where there are gradients"));
+    }
     if let Some(paged) = paged {
         return Err(parameter("paged", format!("{paged:?}"), "none where there are gradients"));
     }
@@ -356,6 +361,11 @@ impl Common {
             return Err(parameter("num_kv_heads", format!("{key_heads} of {heads}"), "a divisor of heads"));
         }
         check_outputs(outputs)?;
+        if let Some(float8) = options.float8.filter(|_| options.packed.is_some() || options.dropout.is_some())
+        {
+            let expected = "none where sequences are packed or something is dropped";
+            return Err(parameter("float8", format!("{float8:?}"), expected));
+        }
         let (threshold, keeping) = dropout(options)?;
         let [sequences, longest_queries, longest_keys] = packed(options, batch, [queries, keys])?;
         let mut bias = [0; 4];
@@ -418,15 +428,18 @@ impl Common {
         some_fits(tuning::configs(dtype, work, target, width, granularity, self.kind), width)
     }
 
-    /// The configurations for few queries and tensors of these layouts.
+    /// The configurations for few queries.
     pub(super) fn decode_configs(
         &self,
-        dtype: DType,
+        desc: &AttentionDesc,
         target: Target,
-        layouts: &[Layout],
     ) -> Result<Vec<DecodeConfig>, PlanError> {
-        let (width, granularity) = (self.widest(), granularity(layouts));
-        some_fits(tuning::decode_configs(dtype, target, width, granularity), width)
+        let (width, dtype) = (self.widest(), desc.cache_dtype());
+        let of_all = granularity(&[desc.q, desc.k, desc.v, desc.o]);
+        // Copies to tiles have 16 bytes of keys and values.
+        let of_pieces = [desc.k, desc.v].iter().all(|layout| fits(layout, 16 / dtype.bytes()));
+        let most = if dtype.is_float8() && !of_pieces { 4 } else { 8 };
+        some_fits(tuning::decode_configs(dtype, target, width, of_all.min(most)), width)
     }
 
     pub(super) fn widest(&self) -> usize {
@@ -464,14 +477,15 @@ impl Common {
 
 /// The largest power of two up to 8 that divides the rows of all layouts and the distances between them.
 pub(super) fn granularity(layouts: &[Layout]) -> u32 {
-    let fits = |vector: &u32| {
-        layouts.iter().all(|layout| {
-            let mut axes = layout.shape[..3].iter().zip(&layout.strides);
-            layout.shape[3].is_multiple_of(*vector as usize)
-                && axes.all(|(extent, s)| *extent < 2 || s.unsigned_abs().is_multiple_of(u64::from(*vector)))
-        })
-    };
-    [8, 4, 2].into_iter().find(fits).unwrap_or(1)
+    let all_fit = |vector: &u32| layouts.iter().all(|layout| fits(layout, *vector as usize));
+    [8, 4, 2].into_iter().find(all_fit).unwrap_or(1)
+}
+
+/// Whether rows, and the distances between them, are multiples of `vector` elements.
+fn fits(layout: &Layout, vector: usize) -> bool {
+    let mut axes = layout.shape[..3].iter().zip(&layout.strides);
+    layout.shape[3].is_multiple_of(vector)
+        && axes.all(|(extent, s)| *extent < 2 || s.unsigned_abs().is_multiple_of(vector as u64))
 }
 
 fn some_fits<C>(configs: Vec<C>, width: usize) -> Result<Vec<C>, PlanError> {

@@ -9,10 +9,18 @@ use super::kernels::{backward, bias_gradient};
 use super::plan::{decode, fused, split_f16, wgmma};
 use super::score::ScoreKind;
 use super::tuning::{Config, DecodeConfig, DecodeTma, Simt, Wgmma, Work};
-use super::{AlibiSlopes, AttentionBackwardDesc, AttentionDesc, AttentionOptions, OP, Packed, Paged, tuning};
+use super::{
+    AlibiSlopes, AttentionBackwardDesc, AttentionDesc, AttentionOptions, CacheScale, Float8Cache, OP, Packed,
+    Paged, WIDE, tuning,
+};
 use crate::PlanError;
 use crate::catalogue::{Asked, Direction, Entry, Family, Planned, TARGETS};
 use crate::plan::{self, Layout as Strided, Real};
+use crate::quantize8::FLOAT8_SM;
+
+/// The scales of the samples' caches of 8-bit floats: kernels are the same for others.
+pub(crate) const PER_TENSOR: Float8Cache =
+    Float8Cache { k_scale: CacheScale::PerTensor, v_scale: CacheScale::PerTensor };
 
 /// The family.
 pub(crate) const FAMILY: Family = Family { name: "attention", aliases: &[], entries, plan, kernels };
@@ -39,6 +47,7 @@ fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
         o.sequences().map(|sequences| Packed { sequences, longest_queries: queries, longest_keys: keys });
     // Pages are of caches, whose keys have no gradients.
     let page_size = if asked.is_backward() { None } else { o.page_size() };
+    let float8 = !asked.is_backward() && o.float8_cache().is_some();
     let (key_lengths, causal) = (o.key_lengths().is_some(), o.causal().is_some());
     let (bias, sinks) = (o.bias().is_some(), o.sinks().is_some());
     let paged = page_size.map(|rows| Paged { pages: keys.div_ceil(rows.max(1)) });
@@ -59,6 +68,7 @@ fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
         paged,
         sinks,
         dropout: o.dropout().map(Real::new),
+        float8: float8.then_some(PER_TENSOR),
         ..AttentionOptions::default()
     };
     let of = |[batch, rows]: [usize; 2], heads, width| Strided::contiguous([batch, rows, heads, width]);
@@ -135,12 +145,15 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
                 }
             }
         }
-        for config in tuning::all_decode(dtype, target) {
-            let lengths = ScoreKind { lengths: true, ..plain };
-            let shared = ScoreKind { band: true, ..lengths };
-            let several = matches!(config, DecodeConfig::Tma(DecodeTma { slabs: 2.., .. }));
-            for kind in [plain, if several { shared } else { lengths }, all] {
-                out.push(decode::kernel(dtype, kind, config, target)?);
+        let float8 = WIDE.contains(&dtype) && target.sm >= FLOAT8_SM;
+        for cache in [Some(dtype), float8.then_some(DType::F8E4M3)].into_iter().flatten() {
+            for config in tuning::all_decode(cache, target) {
+                let lengths = ScoreKind { lengths: true, ..plain };
+                let shared = ScoreKind { band: true, ..lengths };
+                let several = matches!(config, DecodeConfig::Tma(DecodeTma { slabs: 2.., .. }));
+                for kind in [plain, if several { shared } else { lengths }, all] {
+                    out.push(decode::kernel([dtype, cache], kind, config, target)?);
+                }
             }
         }
         for vector in [1, 2, 4] {

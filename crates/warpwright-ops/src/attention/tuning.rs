@@ -62,9 +62,9 @@ pub const FEW_QUERIES: usize = 16;
 /// Most parts of the keys of a head.
 const MAX_SPLITS: u64 = 128;
 
-/// The configurations for few queries, as [`configs`] gives them for many.
+/// The configurations for few queries and keys of `dtype`, as [`configs`] gives them for many.
 pub fn decode_configs(dtype: DType, target: Target, width: usize, granularity: u32) -> Vec<DecodeConfig> {
-    let halves = matches!(dtype, DType::F16 | DType::BF16) && target.sm >= TENSOR_CORE_SM;
+    let halves = matches!(dtype, DType::F16 | DType::BF16 | DType::F8E4M3) && target.sm >= TENSOR_CORE_SM;
     let of_tiles = [64u32, 128, 256].into_iter().find(|w| width <= *w as usize);
     let tensors = halves && granularity >= 8;
     let teams = of_tiles.filter(|_| tensors).and_then(|width| {
@@ -89,12 +89,13 @@ pub fn decode_configs(dtype: DType, target: Target, width: usize, granularity: u
         };
         shapes.into_iter().find(fits)
     };
-    let vectors = granularity >= full_vector(dtype) && (!halves || tensors && teams.is_none());
+    let without_teams = teams.is_none() && (tensors || dtype.is_float8());
+    let vectors = granularity >= full_vector(dtype) && (!halves || without_teams);
     let wide = vectors.then(|| simt(true)).flatten();
     teams.into_iter().chain(wide).chain(simt(false)).collect()
 }
 
-/// Layouts whose tiles tensor copies bring, for `rows` rows that read the same keys, of up to `width` elements, and pages of `page` keys. A
+/// Layouts whose tiles of keys and values of `dtype` tensor copies bring, for `rows` rows that read the same keys, of up to `width` elements, and pages of `page` keys. A
 /// block has all rows where it can, up to 128. For up to 16 rows: a layout that fills a multiprocessor, and one of which it holds two
 /// blocks.
 pub fn tma_layouts(dtype: DType, target: Target, rows: u64, width: usize, page: usize) -> Vec<DecodeTma> {
@@ -113,9 +114,9 @@ fn tma_layouts_of(dtype: DType, target: Target, slabs: u32, width: usize, page: 
     const STAGES: std::ops::RangeInclusive<u32> = 2..=6;
     // Two warps for each scheduler where they share keys; one has enough to do with its own.
     let warps = if slabs == 1 { 4 } else { 8 };
-    let halves = matches!(dtype, DType::F16 | DType::BF16) && target.sm >= 90;
+    let copied = matches!(dtype, DType::F16 | DType::BF16 | DType::F8E4M3) && target.sm >= 90;
     let of_tiles = [64u32, 128, 256].into_iter().find(|w| width <= *w as usize);
-    let Some(width) = of_tiles.filter(|_| halves) else { return Vec::new() };
+    let Some(width) = of_tiles.filter(|_| copied) else { return Vec::new() };
     let deepest = |columns: u32, limit: u32| {
         let layout = |stages| DecodeTma { warps, slabs, stages, columns, width };
         STAGES.rev().map(layout).find(|layout| layout.shared_bytes(dtype, 1) + STATIC <= limit)
@@ -135,22 +136,28 @@ fn tma_layouts_of(dtype: DType, target: Target, slabs: u32, width: usize, page: 
 /// Static shared memory of those kernels, at most.
 const STATIC: u32 = 4 << 10;
 
-/// The layout for `units` tiles of rows with `keys` keys each, and in how many parts these are shared out: so that all
+/// The layout for `units` tiles of rows with `keys` keys of `dtype` each, and in how many parts these are shared out: so that all
 /// multiprocessors have as much to read. What a block does before and after that is counted as bytes that are not read meanwhile.
-pub fn tma_decode(layouts: &[DecodeTma], target: Target, units: u64, keys: u64) -> Option<(DecodeTma, u32)> {
+pub fn tma_decode(
+    layouts: &[DecodeTma],
+    dtype: DType,
+    target: Target,
+    units: u64,
+    keys: u64,
+) -> Option<(DecodeTma, u32)> {
     const BEGIN_AND_END: u64 = 42 << 10;
     const LAUNCH: u64 = 105 << 10;
     let slots = multiprocessors(target);
     let cost = |layout: &DecodeTma, splits: u64| {
         let round = u64::from(layout.columns * layout.teams());
-        let bytes = |keys: u64| keys * u64::from(layout.width) * 4;
+        let bytes = |keys: u64| keys * u64::from(layout.width) * 2 * dtype.bytes() as u64;
         let share = bytes(keys.div_ceil(round * splits) * round);
         let blocks = (units * splits).div_ceil(slots);
         // The memory is busy even if a few multiprocessors are not.
         let reading = (blocks * share).max(bytes(units * keys) / slots * 106 / 100);
         // Two blocks begin and end beside each other, and while one does the other copies.
         let most = if layout.slabs == 1 { 2 } else { 1 };
-        let resident = u64::from(whole_shared(target) / layout.shared_bytes(DType::BF16, 1)).clamp(1, most);
+        let resident = u64::from(whole_shared(target) / layout.shared_bytes(dtype, 1)).clamp(1, most);
         let ends = if blocks.min(resident) > 1 { BEGIN_AND_END / 2 } else { BEGIN_AND_END / 8 * 9 };
         let join = if splits > 1 { LAUNCH } else { 0 };
         reading + blocks * ends + join
@@ -166,8 +173,9 @@ pub fn tma_decode(layouts: &[DecodeTma], target: Target, units: u64, keys: u64) 
 /// Every configuration that [`decode_configs`] and [`tma_decode`] can choose.
 pub fn all_decode(dtype: DType, target: Target) -> Vec<DecodeConfig> {
     let widths = [32, 64, 128, 256];
-    let mut all: Vec<_> =
-        widths.into_iter().flat_map(|width| decode_configs(dtype, target, width, 8)).collect();
+    let of_width =
+        |width| [8, 4].map(|granularity| decode_configs(dtype, target, width, granularity)).concat();
+    let mut all: Vec<_> = widths.into_iter().flat_map(of_width).collect();
     for page in [16, 32] {
         for slabs in SLABS {
             let rows = u64::from(slabs * SLAB);

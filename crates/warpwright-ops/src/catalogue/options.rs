@@ -217,6 +217,8 @@ op_options! {
     sequences: usize = "N", ["sequences=5"];
     /// Keys and values lie in pages of so many rows
     page_size: usize = "N", ["page_size=64", "queries=1", "keys=4096"];
+    /// Keys and values of the cache are of e4m3, with scales
+    float8_cache: bool, ["float8_cache", "queries=1", "keys=4096"];
     /// Each head has a logit that takes part in the sum of exponentials alone
     sinks: bool, ["sinks"];
     /// The probability that an element is dropped

@@ -1,10 +1,11 @@
 //! Attention, both directions, on tensor cores and on ordinary arithmetic, without and with all modifications.
 
 use warpwright_ops::attention::tuning::{
-    Config, DecodeConfig, DecodeTma, Mma, Simt, SplitF16, Wgmma, decode_configs,
+    Config, DecodeConfig, DecodeMma, DecodeTma, Mma, Simt, SplitF16, Wgmma, decode_configs,
 };
 use warpwright_ops::attention::{
-    Algorithm, AlibiSlopes, AttentionBackwardDesc, AttentionDesc, AttentionOptions, BackwardAlgorithm, Window,
+    Algorithm, AlibiSlopes, AttentionBackwardDesc, AttentionDesc, AttentionOptions, BackwardAlgorithm,
+    CacheScale, Float8Cache, Window,
 };
 use warpwright_ops::plan::{Layout, Plan, Real, TensorSpec};
 use warpwright_ptx::DType;
@@ -381,6 +382,35 @@ fn defects_of_more_attention_of_few_queries_are_noticed() {
 #[test]
 fn defects_of_attention_of_queries_that_share_tiles_are_noticed() {
     few(OF_FEW, true, 2);
+}
+
+/// The same problems over caches of e4m3, whose rows have whole pieces of 16 bytes.
+fn few_of_float8(sweep: Sweep, everything: bool, layout: DecodeConfig) {
+    let whole = |width: usize| width.next_multiple_of(16);
+    let plan = |(i, case): (usize, &Case)| {
+        let case = Case { width: whole(case.width), value_width: whole(case.value_width), ..*case };
+        let desc = forward(DType::BF16, everything, case);
+        let float8 = Some(Float8Cache { k_scale: CacheScale::PerHead, v_scale: CacheScale::PerTensor });
+        let options = AttentionOptions { float8, ..desc.options };
+        let algorithm = Algorithm::Decode { layout, splits: PARTS[i % PARTS.len()] };
+        AttentionDesc { options, ..desc }.plan_with(TARGET, algorithm).expect("plan")
+    };
+    sweep.check(&FEW.iter().enumerate().map(plan).collect::<Vec<_>>());
+}
+
+const FLOAT8_TMA: DecodeTma = DecodeTma { warps: 2, slabs: 1, stages: 2, columns: 16, width: 64 };
+
+#[test]
+fn defects_of_attention_over_float8_are_noticed() {
+    few_of_float8(OF_FEW, true, DecodeConfig::Tma(FLOAT8_TMA));
+}
+
+#[test]
+#[ignore = "nightly: mutation-attention"]
+fn defects_of_more_attention_over_float8_are_noticed() {
+    few_of_float8(Sweep { fill: plain, ..OF_FEW }, false, DecodeConfig::Tma(FLOAT8_TMA));
+    few_of_float8(OF_FEW, true, DecodeConfig::Tma(DecodeTma { warps: 4, slabs: 2, ..FLOAT8_TMA }));
+    few_of_float8(OF_FEW, true, DecodeConfig::Mma(DecodeMma { warps: 2, stages: 2, width: 64 }));
 }
 
 /// Sequences of `f32` that end with a tile of a copy, before and after; two of a copy's tiles, and several of a block's.

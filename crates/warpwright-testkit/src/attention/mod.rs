@@ -35,7 +35,8 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
                 let paged = situation.modification.paged.is_some();
                 // Backward has no kernels for few queries: their long caches would only take long.
                 let long = situation.queries <= 16 && situation.keys >= 300;
-                let skipped = situation.nan || paged || long || half && situation.spread > 1.0;
+                let float8 = situation.modification.float8.is_some();
+                let skipped = situation.nan || paged || float8 || long || half && situation.spread > 1.0;
                 let backward = direction == Direction::Backward;
                 let has_unit = match situation.unit {
                     Unit::Chosen => true,
@@ -43,7 +44,7 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
                     Unit::Fused(_) => half && backward,
                     _ => half && !backward,
                 };
-                if !has_unit || backward && skipped {
+                if !has_unit || float8 && !half || backward && skipped {
                     continue;
                 }
                 out.push(Case {
@@ -102,13 +103,19 @@ impl AttentionSubject {
     fn inputs(&self) -> Inputs {
         let s = &self.situation;
         let m = s.modification;
-        let draw = |len: usize, salt: u64, factor: f64| -> Vec<f64> {
+        let drawn = |dtype: DType, len: usize, salt: u64, factor: f64| -> Vec<f64> {
             let values = Input::Normal.values(len, salt.wrapping_mul(1 << 20).wrapping_add(len as u64));
-            values.into_iter().map(|v| storage::round(self.dtype, v * factor)).collect()
+            values.into_iter().map(|v| storage::round(dtype, v * factor)).collect()
+        };
+        let draw = |len: usize, salt: u64, factor: f64| drawn(self.dtype, len, salt, factor);
+        // Keys or values of a cache, as attention reads them.
+        let cached = |which: usize, len: usize, factor: f64| {
+            let codes = drawn(s.cache_dtype(self.dtype), len, which as u64 + 2, factor);
+            self.scaled(which, codes, |code, scale| code * scale)
         };
         let elements = |layout: Layout| layout.elements().unwrap_or(0);
         let (of_queries, of_keys) = (s.batch * s.queries * s.heads, s.batch * s.keys * s.key_heads);
-        let mut k = draw(of_keys * s.width, 2, s.spread);
+        let mut k = cached(0, of_keys * s.width, s.spread);
         if s.nan {
             // Of the last key but two.
             let row = s.key_heads * s.width;
@@ -126,7 +133,7 @@ impl AttentionSubject {
             }
             values
         };
-        let mut v = sized(draw(of_keys * s.value_width, 3, 1.0), s.keys, s.key_heads);
+        let mut v = sized(cached(1, of_keys * s.value_width, 1.0), s.keys, s.key_heads);
         if m.lengths && m.paged.is_none() {
             // What lies behind the last key of a sequence is never looked at.
             for (x, width) in [(&mut k, s.width), (&mut v, s.value_width)] {
@@ -153,6 +160,18 @@ impl AttentionSubject {
             lengths,
             sinks: (0..s.heads).map(|head| head as f64 - 1.5).collect(),
         }
+    }
+
+    /// Elements of keys (`which` 0) or values in reference order, each by `f` of itself and its scale.
+    fn scaled(&self, which: usize, mut values: Vec<f64>, f: impl Fn(f64, f64) -> f64) -> Vec<f64> {
+        let s = &self.situation;
+        let width = [s.width, s.value_width][which].max(1);
+        if s.modification.float8.is_some() {
+            for (at, x) in values.iter_mut().enumerate() {
+                *x = f(*x, s.scale(which, at / width % s.key_heads.max(1)));
+            }
+        }
+        values
     }
 
     fn with_problem<R>(&self, inputs: &Inputs, f: impl FnOnce(&reference::Problem<'_>) -> R) -> R {
@@ -208,7 +227,8 @@ impl AttentionSubject {
 /// multiples of its least one.
 fn expected(dtype: DType, terms: usize, values: &[f64], scales: &[f64]) -> Vec<Expected> {
     const LARGEST_FACTOR: f64 = 8.0;
-    let least = if dtype == DType::F16 { 2f64.powi(-25) * LARGEST_FACTOR } else { 1e-32 };
+    let least =
+        if matches!(dtype, DType::F16 | DType::F8E4M3) { 2f64.powi(-25) * LARGEST_FACTOR } else { 1e-32 };
     let underflow = terms.max(1) as f64 * least;
     values.iter().zip(scales).map(|(v, s)| Expected { value: *v, scale: *s, underflow }).collect()
 }
@@ -225,15 +245,19 @@ struct Tensors {
     table: Option<Placed>,
     sinks: Option<Placed>,
     random: Option<Placed>,
+    /// Of keys and values.
+    scales: [Option<Placed>; 2],
 }
 
 impl AttentionSubject {
     fn place(&self, bench: &Bench<'_>, inputs: &Inputs) -> Result<Tensors, CaseError> {
         let s = &self.situation;
         let m = s.modification;
-        let tensor = |name, values: &[f64], which: usize, heads: usize, width: usize| {
-            self.tensor(bench, name, values, [which, heads, width])
+        let cached = |which: usize, name, values: &[f64], width: usize| {
+            let codes = self.scaled(which, values.to_vec(), |x, scale| x / scale);
+            self.tensor(bench, (name, s.cache_dtype(self.dtype)), &codes, [1, s.key_heads, width])
         };
+        let scale = |name, which: usize| bench.optional_input(name, DType::F32, s.scales(which).as_ref(), 0);
         let slopes = match m.alibi {
             Some(AlibiSlopes::PerHead) => s.heads,
             _ => s.batch * s.heads,
@@ -254,9 +278,9 @@ impl AttentionSubject {
             bench.input("bias", self.dtype, &inputs.bias[..all], s.lead)
         };
         Ok(Tensors {
-            q: tensor("q", &inputs.q, 0, s.heads, s.width)?,
-            k: tensor("k", &inputs.k, 1, s.key_heads, s.width)?,
-            v: tensor("v", &inputs.v, 1, s.key_heads, s.value_width)?,
+            q: self.tensor(bench, ("q", self.dtype), &inputs.q, [0, s.heads, s.width])?,
+            k: cached(0, "k", &inputs.k, s.width)?,
+            v: cached(1, "v", &inputs.v, s.value_width)?,
             bias: s.bias().map(bias).transpose()?,
             slopes: m
                 .alibi
@@ -270,6 +294,7 @@ impl AttentionSubject {
                 .transpose()?,
             sinks: m.sinks.then(|| bench.input("sinks", DType::F32, &inputs.sinks, 0)).transpose()?,
             random: m.dropout.map(|_| integers("random", DType::I64, &numbers)).transpose()?,
+            scales: [scale("k_scale", 0)?, scale("v_scale", 1)?],
         })
     }
 
@@ -277,14 +302,14 @@ impl AttentionSubject {
     fn tensor(
         &self,
         bench: &Bench<'_>,
-        name: &'static str,
+        (name, dtype): (&'static str, DType),
         values: &[f64],
         [which, heads, width]: [usize; 3],
     ) -> Result<Placed, CaseError> {
         let s = &self.situation;
         let len = s.rows_layout(which, heads, width).elements().unwrap_or(0);
         let values = scatter(values, &s.places(which, heads, width), len);
-        bench.input(name, self.dtype, &values, s.lead)
+        bench.input(name, dtype, &values, s.lead)
     }
 
     /// The pages; of those that hold no key that counts, a number that names none.
@@ -311,6 +336,8 @@ impl AttentionSubject {
             block_table: flat(&t.table)?,
             sinks: flat(&t.sinks)?,
             random: flat(&t.random)?,
+            k_scale: flat(&t.scales[0])?,
+            v_scale: flat(&t.scales[1])?,
             ..AttentionInputs::new(t.q.laid_out(&s.q())?, t.k.laid_out(&s.k())?, t.v.laid_out(&s.v())?)
         })
     }
@@ -374,10 +401,12 @@ impl AttentionSubject {
         }
         let few = s.queries <= tuning::FEW_QUERIES;
         let layout = match s.unit {
-            Unit::Warps if few => tuning::decode_configs(self.dtype, target, width, 8).first().copied(),
+            Unit::Warps if few => {
+                tuning::decode_configs(s.cache_dtype(self.dtype), target, width, 8).first().copied()
+            }
             Unit::Parts => {
                 let rows = (s.queries * s.heads / s.key_heads.max(1)) as u64;
-                let layouts = tuning::tma_layouts(self.dtype, target, rows, width, usize::MAX);
+                let layouts = tuning::tma_layouts(s.cache_dtype(self.dtype), target, rows, width, usize::MAX);
                 layouts.last().map(|layout| tuning::DecodeConfig::Tma(*layout))
             }
             _ => None,
@@ -393,7 +422,15 @@ impl AttentionSubject {
     fn forward(&self, bench: &mut Bench<'_>) -> Result<Comparison, CaseError> {
         let s = &self.situation;
         let desc = s.desc(self.dtype);
-        let plan = self.plan(&desc, bench.target())?;
+        let plan = match self.plan(&desc, bench.target()) {
+            // Conversions of 8-bit floats are missing.
+            Err(PlanError::Target { needs: 89, .. })
+                if s.modification.float8.is_some() && bench.target().sm < 89 =>
+            {
+                return Ok(Comparison::default());
+            }
+            plan => plan?,
+        };
         let inputs = self.inputs();
         let result = self.with_problem(&inputs, |p| reference::forward(p, &inputs.q, &inputs.k, &inputs.v));
         let t = self.place(bench, &inputs)?;
@@ -410,7 +447,7 @@ impl AttentionSubject {
             };
             Ok(plan.launch(stream, args)?)
         })?;
-        let of_result = expected(self.dtype, s.keys, &result.o, &result.o_scale);
+        let of_result = expected(s.cache_dtype(self.dtype), s.keys, &result.o, &result.o_scale);
         let o = bench.compare(&o, &lay_out(&of_result, &s.places(0, s.heads, s.value_width)))?;
         let expected_lse: Vec<_> = result
             .lse
@@ -457,8 +494,8 @@ impl AttentionSubject {
         });
         let t = self.place(bench, &inputs)?;
         let rounded: Vec<f64> = result.o.iter().map(|v| storage::round(self.dtype, *v)).collect();
-        let o_in = self.tensor(bench, "o", &rounded, [0, s.heads, s.value_width])?;
-        let dy = self.tensor(bench, "dy", &inputs.dy, [0, s.heads, s.value_width])?;
+        let o_in = self.tensor(bench, ("o", self.dtype), &rounded, [0, s.heads, s.value_width])?;
+        let dy = self.tensor(bench, ("dy", self.dtype), &inputs.dy, [0, s.heads, s.value_width])?;
         let places = self.lse_places();
         let lse = scatter(&result.lse, &places, places.iter().flatten().count());
         let lse = bench.input("lse", self.statistics(), &lse, 0)?;
@@ -549,6 +586,7 @@ impl Subject for AttentionSubject {
     fn layout(&self) -> String {
         let s = &self.situation;
         let few = s.queries <= tuning::FEW_QUERIES;
-        format!("{:?}, {} wide, few queries {few}", s.unit, s.width.max(s.value_width))
+        let float8 = s.modification.float8.is_some();
+        format!("{:?}, {} wide, few queries {few}, e4m3 {float8}", s.unit, s.width.max(s.value_width))
     }
 }

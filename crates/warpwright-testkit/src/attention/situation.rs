@@ -1,7 +1,7 @@
 //! A problem of attention in a case: sizes, layouts in memory, modifications, and the kernel that computes it.
 
 use warpwright_ops::attention::{
-    AlibiSlopes, Alignment, AttentionDesc, AttentionOptions, Packed, Paged, Window,
+    AlibiSlopes, Alignment, AttentionDesc, AttentionOptions, CacheScale, Float8Cache, Packed, Paged, Window,
 };
 use warpwright_ops::plan::{Layout, Real};
 use warpwright_ptx::DType;
@@ -36,6 +36,8 @@ pub(super) struct Modification {
     pub(super) packed: bool,
     /// The probability that a probability is dropped.
     pub(super) dropout: Option<f64>,
+    /// Scales of keys and values of e4m3.
+    pub(super) float8: Option<[CacheScale; 2]>,
 }
 
 /// Which of the kernels computes.
@@ -127,6 +129,7 @@ pub(super) const PLAIN: Situation = Situation {
         paged: None,
         packed: false,
         dropout: None,
+        float8: None,
     },
 };
 
@@ -169,6 +172,9 @@ impl Situation {
         add(m.paged.is_some(), &format!("pages of {}", m.paged.unwrap_or(0)));
         add(m.packed, "packed");
         add(m.dropout.is_some(), &format!("dropout {}", m.dropout.unwrap_or(0.0)));
+        if let Some(scales) = m.float8 {
+            add(true, &format!("e4m3, {scales:?}"));
+        }
         text
     }
 
@@ -276,6 +282,31 @@ impl Situation {
         budget::attention(dtype, if self.spread > 1.0 { scores } else { 1.0 })
     }
 
+    /// The type of keys and values beside queries of `dtype`.
+    pub(super) fn cache_dtype(&self, dtype: DType) -> DType {
+        if self.modification.float8.is_some() { DType::F8E4M3 } else { dtype }
+    }
+
+    /// The scale of keys (`which` 0) or values of e4m3 of a head: no power of two, so that a step that is left out or rounded
+    /// shows.
+    pub(super) fn scale(&self, which: usize, head: usize) -> f64 {
+        let of = |scales: [CacheScale; 2]| match scales[which] {
+            CacheScale::PerTensor => 0.7,
+            CacheScale::PerHead => 0.3 + head as f64 * 0.7,
+        };
+        self.modification.float8.map_or(1.0, |scales| f64::from(of(scales) as f32))
+    }
+
+    /// Numbers of the scale of keys or values, if there is one.
+    pub(super) fn scales(&self, which: usize) -> Option<Vec<f64>> {
+        let heads = |scales: [CacheScale; 2]| match scales[which] {
+            CacheScale::PerTensor => 1,
+            CacheScale::PerHead => self.key_heads,
+        };
+        let heads = self.modification.float8.map(heads)?;
+        Some((0..heads).map(|head| self.scale(which, head)).collect())
+    }
+
     pub(super) fn desc(&self, dtype: DType) -> AttentionDesc {
         let m = self.modification;
         AttentionDesc {
@@ -301,6 +332,7 @@ impl Situation {
                 paged: m.paged.map(|rows| Paged { pages: self.pages(rows) }),
                 sinks: m.sinks,
                 dropout: m.dropout.map(Real::new),
+                float8: m.float8.map(|[k_scale, v_scale]| Float8Cache { k_scale, v_scale }),
             },
         }
     }

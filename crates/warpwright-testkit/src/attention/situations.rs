@@ -1,6 +1,6 @@
 //! The problems that attention is tested with.
 
-use warpwright_ops::attention::AlibiSlopes;
+use warpwright_ops::attention::{AlibiSlopes, CacheScale};
 
 use super::situation::{Modification, PLAIN, Rows, Situation, Sizes, Unit};
 use crate::case::Scope;
@@ -77,6 +77,7 @@ pub(super) fn situations(scope: Scope) -> Vec<Situation> {
     all.extend(shared_out());
     all.extend(packed());
     all.extend(dropped());
+    all.extend(float8());
     all.extend(of_units());
     all.extend(persistent());
     all.extend(of_copies());
@@ -431,6 +432,63 @@ fn of_copies() -> Vec<Situation> {
         Situation { spread: 30.0, ..copies([130, 70, 64, 64], none) },
         Situation { nan: true, ..copies([70, 130, 64, 64], causal) },
         Situation { heads: 1, unit: Unit::Chosen, ..copies([384, 390, 64, 64], causal) },
+    ]
+}
+
+/// Keys and values of e4m3, in every kernel that reads them: with all modifications, rows that end within a piece, pages, several rows
+/// for a key head, and more queries than are few.
+fn float8() -> Vec<Situation> {
+    let (tensor, head) = (CacheScale::PerTensor, CacheScale::PerHead);
+    let none = Modification { float8: Some([tensor; 2]), ..Modification::default() };
+    let lengths = Modification { lengths: true, float8: Some([head, tensor]), ..none };
+    let causal = Modification { causal: true, float8: Some([tensor, head]), ..none };
+    let everything = Modification {
+        left: Some(100),
+        softcap: Some(5.0),
+        bias: Some([true, false, false, false]),
+        alibi: Some(AlibiSlopes::PerBatchAndHead),
+        lengths: true,
+        sinks: true,
+        float8: Some([head; 2]),
+        ..causal
+    };
+    let of = |unit, [queries, keys, width, value_width]: [usize; 4], modification| Situation {
+        batch: 3,
+        queries,
+        keys,
+        heads: 6,
+        key_heads: 2,
+        width,
+        value_width,
+        modification,
+        unit,
+        ..PLAIN
+    };
+    let of_heads = |situation| Situation { rows: Rows::ByHead, ..situation };
+    let paged = |rows, of: Situation| Situation {
+        modification: Modification { lengths: true, paged: Some(rows), ..of.modification },
+        ..of
+    };
+    vec![
+        of(Unit::Chosen, [1, 70, 128, 128], none),
+        of(Unit::Chosen, [2, 90, 64, 64], everything),
+        of_heads(of(Unit::Chosen, [3, 40, 256, 256], lengths)),
+        of(Unit::Chosen, [4, 50, 80, 96], causal),
+        of(Unit::Chosen, [1, 40, 72, 40], lengths),
+        Situation { lead: 1, ..of(Unit::Chosen, [2, 37, 13, 7], causal) },
+        Situation { queries: 40, ..of(Unit::Chosen, [1, 60, 64, 64], causal) },
+        Situation { spread: 30.0, ..of(Unit::Chosen, [2, 60, 64, 64], none) },
+        Situation { nan: true, ..of(Unit::Chosen, [2, 60, 64, 64], causal) },
+        of(Unit::Chosen, [2, 0, 64, 64], lengths),
+        paged(16, of(Unit::Chosen, [1, 70, 128, 128], lengths)),
+        paged(64, of(Unit::Chosen, [20, 150, 64, 64], everything)),
+        of(Unit::Warps, [2, 100, 64, 64], everything),
+        of(Unit::Warps, [1, 130, 128, 112], lengths),
+        of(Unit::Warps, [1, 40, 256, 192], none),
+        of(Unit::Parts, [2, 300, 64, 64], everything),
+        of(Unit::Parts, [9, 150, 128, 128], lengths),
+        of(Unit::Parts, [16, 150, 96, 64], causal),
+        of(Unit::Parts, [40, 90, 256, 256], none),
     ]
 }
 

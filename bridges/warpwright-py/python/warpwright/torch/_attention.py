@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from .. import _native
+from .._errors import Error, renamed
 from ._common import gradient_of, narrow, random_numbers, row_major, statistics
 from ._differentiable import Differentiable
-from ._registry import Operator
+from ._registry import Operator, direct, refuse_tangents
 
 # Those that have gradients come first.
 _TENSORS = (
@@ -22,6 +23,7 @@ _PARAMETERS = (
     "float softmax_scale, bool causal, SymInt left, SymInt right, bool top_left, float softcap,"
     " SymInt? max_seqlen_q, SymInt? max_seqlen_k, float dropout_p, bool bias_gradient, bool sinks_gradient"
 )
+_FLOAT8 = torch.float8_e4m3fn, torch.float8_e5m2
 _NAMES = ("bias", "sinks", "slopes", "key_lengths", "cu_seqlens_q", "cu_seqlens_k", "block_table", "random")
 
 
@@ -82,6 +84,31 @@ _attention = Differentiable(
 ).function()
 
 
+def _forward_float8(*arguments: Any) -> Any:
+    (q, k, v, *rest), (k_scale, v_scale, *parameters) = arguments[:_COUNT], arguments[_COUNT:]
+    return _native.attention(q, k, v, **_options(rest, parameters), k_scale=k_scale, v_scale=v_scale)
+
+
+_attention_float8 = Operator(
+    f"attention_float8_cache({_TENSORS}, Tensor? k_scale, Tensor? v_scale, {_PARAMETERS}) -> (Tensor, Tensor)",
+    native=_forward_float8,
+    fake=_fake,
+).register().without_gradient()
+
+
+def _of_float8_cache(tensors: Any, scales: Any, parameters: Any) -> Any:
+    """Attention over a cache of 8-bit floats, without a gradient."""
+    everything = (*tensors, *scales)
+    refuse_tangents("attention", everything)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in everything):
+        raise RuntimeError("warpwright: attention has no gradient with k_scale and v_scale: call it under torch.no_grad()")
+    function = _forward_float8 if direct(*everything) else _attention_float8
+    try:
+        return function(*everything, *parameters, False, False)
+    except Error as error:
+        raise renamed(error, "attention") from None
+
+
 # The parameters are those of the definition below.
 @overload
 def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = False, **options: Any) -> Tensor: ...
@@ -108,6 +135,8 @@ def attention(
     sinks: Optional[Tensor] = None,
     dropout_p: float = 0.0,
     random: Optional[Tensor] = None,
+    k_scale: Optional[Tensor] = None,
+    v_scale: Optional[Tensor] = None,
     return_lse: bool = False,
 ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
     _check_alignment("attention", alignment)
@@ -125,14 +154,17 @@ def attention(
     gradients = (t is not None and t.requires_grad for t in (bias, sinks))
     top_left = alignment == "top_left"
     parameters = scale, causal, *window, top_left, softcap or 0.0, max_seqlen_q, max_seqlen_k, dropout_p
-    o, lse = _attention(*tensors, *parameters, *gradients)
+    if k_scale is not None or v_scale is not None or k.dtype in _FLOAT8 or v.dtype in _FLOAT8:
+        o, lse = _of_float8_cache(tensors, (k_scale, v_scale), parameters)
+    else:
+        o, lse = _attention(*tensors, *parameters, *gradients)
     return (o, lse) if return_lse else o
 
 
 attention.__doc__ = f"""{_native.attention.__doc__}
 
 Here the result is o alone, or (o, lse) with return_lse, of which lse has no gradient. With dropout_p and no random, seed and
-offset are drawn from PyTorch's default generator of the device. Differentiable in q, k, v, bias and sinks."""
+offset are drawn from PyTorch's default generator of the device. Differentiable in q, k, v, bias and sinks; not over caches of 8-bit floats."""
 
 
 # The options of packed queries, keys and values.

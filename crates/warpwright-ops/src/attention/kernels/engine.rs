@@ -248,6 +248,11 @@ pub(in crate::attention) trait Engine<'k, A: Accumulate> {
     /// The column of the thread's first element of a sum.
     fn sum_column(&self, k: K<'k>) -> U32<'k>;
 
+    /// The elements of a part of a sum in the order of their columns.
+    fn in_order(&self, part: &[Reg<'k, A>]) -> Vec<Reg<'k, A>> {
+        part.to_vec()
+    }
+
     /// Writes a sum to rows from `first` on, as far as there are `rows` and `width`.
     fn store(&self, k: K<'k>, sum: &RegTile<'k, A>, to: Destination<'k>, first: I32<'k>) {
         let (rows, column) = (self.product_place(k).rows, self.sum_column(k));

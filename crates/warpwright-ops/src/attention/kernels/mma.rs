@@ -9,6 +9,7 @@ use warpwright_dsl::{Bounds, Fragment, Major, MmaAtom, SharedTile, SplitTile, Ti
 
 use super::dropout::{DrawLanes, Keys};
 use super::engine::{Engine, Form, Place, Source, opaque_zero};
+use super::float8::{GROUP, NEIGHBOURS, PAIR, Queries, in_order, of_keys, of_values, pairs};
 use crate::attention::layout::{BlockLayout, BlockShape, DecodeLayout};
 
 /// Lanes that share a slot.
@@ -74,6 +75,12 @@ impl DecodeMma {
     const fn elements(self) -> u32 {
         2 * self.stages * Self::COLUMNS * self.width
     }
+
+    /// Bytes of the rows of queries beside keys and values of `dtype`.
+    const fn row_bytes(self, dtype: DType) -> u32 {
+        let size = if dtype.is_float8() { DType::F16.bytes() } else { dtype.bytes() };
+        SLAB * self.width * size as u32
+    }
 }
 
 impl BlockLayout for DecodeMma {
@@ -88,8 +95,7 @@ impl BlockLayout for DecodeMma {
     }
 
     fn shared_bytes(&self, dtype: DType, stationary: u32) -> u32 {
-        let elements = stationary * SLAB * self.width + self.warps * self.elements();
-        elements * dtype.bytes() as u32
+        stationary * self.row_bytes(dtype) + self.warps * self.elements() * dtype.bytes() as u32
     }
 }
 
@@ -112,6 +118,18 @@ pub(in crate::attention) fn draw_lanes(keys: Keys) -> DrawLanes {
     }
 }
 
+/// Where the elements of a sum of `width` columns lie in a row: how many beside each other, and how far from the first column.
+pub(in crate::attention) fn sum_parts(width: u32, float8: bool) -> (u32, Vec<u32>) {
+    let (count, step) = if float8 { (NEIGHBOURS, GROUP) } else { (2, 8) };
+    (count, (0..width).step_by(step as usize).collect())
+}
+
+/// The column of a lane's first element of a sum.
+pub(in crate::attention) fn sum_column(k: K<'_>, float8: bool) -> U32<'_> {
+    let (_, column) = k.accumulator_origin();
+    if float8 { column << 1 } else { column }
+}
+
 /// A layout with its registers.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::attention) struct MmaEngine<'k> {
@@ -128,6 +146,8 @@ pub(in crate::attention) struct MmaEngine<'k> {
     stages: u32,
     /// The columns of a warp that walks alone: elements to its tiles.
     alone: Option<U32<'k>>,
+    /// The rows of queries, if columns are of 8-bit floats.
+    queries: Option<Queries<'k>>,
 }
 
 /// A tile, and where the warp begins to read it.
@@ -145,16 +165,22 @@ impl<'k> MmaEngine<'k> {
         let thread = k.thread_idx();
         let row = (thread >> 5) * (config.slabs * SLAB);
         let (threads, stages) = (config.threads(), STAGES);
-        Self { config, atom, memory, stationary, thread, threads, row, stages, alone: None }
+        let (alone, queries) = (None, None);
+        Self { config, atom, memory, stationary, thread, threads, row, stages, alone, queries }
     }
 
-    /// One of the warps that share the rows of a block.
-    pub(in crate::attention) fn alone(k: K<'k>, config: DecodeMma, atom: MmaAtom) -> Self {
-        let alone = Some(k.warp_idx() * config.elements());
+    /// One of the warps that share the rows of a block, for queries, and for keys and values, of these types.
+    pub(in crate::attention) fn alone(k: K<'k>, config: DecodeMma, [dtype, cache]: [DType; 2]) -> Self {
+        let float8 = cache.is_float8();
+        let atom = k.mma_atom(if float8 { DType::F16 } else { dtype });
+        // In elements of the atom.
+        let elements = config.elements() * cache.bytes() as u32 / atom.dtype().bytes() as u32;
+        let alone = Some(k.warp_idx() * elements);
         let DecodeMma { warps, stages, width } = config;
         let one = Mma { warps: 1, slabs: 1, columns: DecodeMma::COLUMNS, width, vector: VECTOR };
         let threads = warps * WARP;
-        Self { threads, row: k.lit(0u32), stages, alone, ..Self::new(k, one, atom, 1) }
+        let queries = float8.then(|| Queries::new(k, dtype, SLAB, width));
+        Self { threads, row: k.lit(0u32), stages, alone, queries, ..Self::new(k, one, atom, 1) }
     }
 
     /// The threads that copy columns.
@@ -175,6 +201,12 @@ impl<'k> MmaEngine<'k> {
         TileLayout::new(self.atom.dtype(), rows, self.config.width)
     }
 
+    /// That of a tile of columns.
+    fn columns_layout(&self) -> TileLayout {
+        let layout = self.layout(self.config.columns);
+        if self.queries.is_some() { TileLayout { dtype: DType::F8E4M3, ..layout } } else { layout }
+    }
+
     fn stationary_tile(&self, k: K<'k>, index: u32) -> SharedTile<'k> {
         let layout = self.layout(self.config.rows());
         k.tile_at(self.memory, layout).moved(index * layout.bytes())
@@ -182,7 +214,7 @@ impl<'k> MmaEngine<'k> {
 
     /// The first stage of the tile of a source.
     fn columns_tile(&self, k: K<'k>, index: u32) -> SharedTile<'k> {
-        let layout = self.layout(self.config.columns);
+        let layout = self.columns_layout();
         let before =
             self.stationary * self.layout(self.config.rows()).bytes() + index * self.stages * layout.bytes();
         let memory = self.alone.map_or(self.memory, |elements| self.memory.at(elements));
@@ -192,7 +224,7 @@ impl<'k> MmaEngine<'k> {
     /// Bytes from the first stage to that of the columns from `at` on.
     fn stage(&self, at: I32<'k>) -> U32<'k> {
         let shift = self.config.columns.trailing_zeros();
-        (at.to_u32() >> shift & (self.stages - 1)) * self.layout(self.config.columns).bytes()
+        (at.to_u32() >> shift & (self.stages - 1)) * self.columns_layout().bytes()
     }
 
     fn copy(
@@ -240,6 +272,7 @@ impl<'k> MmaEngine<'k> {
     /// The tile of the columns from `at` on.
     fn operand(&self, k: K<'k>, index: u32, at: I32<'k>) -> Operand<'k> {
         let tile = self.columns_tile(k, index).moved(self.stage(at));
+        let tile = if self.queries.is_some() { pairs(tile) } else { tile };
         // WgmmaSweeps of f32 with one slab lack the registers for what places in both tiles have in common; two slabs need them for
         // themselves.
         let apart = self.atom == MmaAtom::Tf32 && self.stationary == 2 && self.config.slabs == 1;
@@ -329,6 +362,11 @@ impl<'k> Engine<'k, f32> for MmaEngine<'k> {
 
     fn load_stationary(&self, k: K<'k>, source: Source<'k>, first: I32<'k>, index: u32) -> Operand<'k> {
         let tile = self.stationary_tile(k, index);
+        if let Some(queries) = self.queries {
+            let place = |row, column| tile.at(row, column);
+            queries.load(k, (source, first), (self.thread, self.threads), place);
+            return Operand { tile, zero: k.lit(0u32) };
+        }
         match source.form {
             Form::Even => {
                 // Where blocks of 16 bits load stationary rows in a loop, places are computed again. Those of `f32` have the registers.
@@ -379,6 +417,19 @@ impl<'k> Engine<'k, f32> for MmaEngine<'k> {
             return self.product_split(k, &left, &right);
         }
         let mut sum = RegTile::zero_sums(k, self.atom, slabs * SLAB, columns);
+        if let Some(queries) = self.queries {
+            let step = self.atom.k();
+            for depth in (0..width / PAIR).step_by(step as usize) {
+                let both = [0, step].map(|further| left.load(0, PAIR * depth + further));
+                for column in (0..columns).step_by(16) {
+                    let read = right.load_pair(column, depth);
+                    for (a, keys) in both.iter().zip(of_keys(k, &read)) {
+                        sum.mma(column, std::slice::from_ref(a), &keys);
+                    }
+                }
+            }
+            return queries.restored(sum, &self.product_place(k).rows);
+        }
         for depth in (0..width).step_by(self.atom.k() as usize) {
             let a: Vec<_> = (0..slabs).map(|slab| left.load(slab * SLAB, depth)).collect();
             for column in (0..columns).step_by(16) {
@@ -406,6 +457,15 @@ impl<'k> Engine<'k, f32> for MmaEngine<'k> {
         let right = tile.reader_b(self.atom, Major::Mn, zero);
         for depth in (0..columns).step_by(self.atom.k() as usize) {
             let a = weights.fragments(self.atom, depth);
+            if self.queries.is_some() {
+                for column in (0..width / PAIR).step_by(16) {
+                    let read = right.load_pair(column, depth);
+                    for (column, values) in (PAIR * column..).step_by(GROUP as usize).zip(&read) {
+                        sum.mma(column, &a, &of_values(k, values));
+                    }
+                }
+                continue;
+            }
             for column in (0..width).step_by(16) {
                 sum.mma(column, &a, &right.load_pair(column, depth));
             }
@@ -418,10 +478,14 @@ impl<'k> Engine<'k, f32> for MmaEngine<'k> {
     }
 
     fn sum_parts(&self) -> (u32, Vec<u32>) {
-        (2, (0..self.config.width).step_by(8).collect())
+        sum_parts(self.config.width, self.queries.is_some())
     }
 
     fn sum_column(&self, k: K<'k>) -> U32<'k> {
-        k.accumulator_origin().1
+        sum_column(k, self.queries.is_some())
+    }
+
+    fn in_order(&self, part: &[F32<'k>]) -> Vec<F32<'k>> {
+        in_order(part)
     }
 }

@@ -1,5 +1,5 @@
 //! The kernels, by the units that multiply: ordinary arithmetic ([`simt`]), the tensor cores of a warp ([`mma`]) and of a warpgroup
-//! ([`wgmma`]), `f32` as sums of two `f16` ([`split_f16`]), and few queries ([`decode`]). What the first two share is written once
+//! ([`wgmma`]), `f32` as sums of two `f16` ([`split_f16`]), and few queries ([`decode`]), whose keys and values may be of e4m3 ([`float8`]). What the first two share is written once
 //! over an [`Engine`](engine::Engine): [`forward`], [`backward`] and [`bias_gradient`].
 
 pub(super) mod backward;
@@ -7,6 +7,7 @@ pub(super) mod bias_gradient;
 pub(super) mod decode;
 pub(super) mod dropout;
 pub(super) mod engine;
+pub(super) mod float8;
 pub(super) mod forward;
 pub(super) mod mma;
 pub(super) mod simt;

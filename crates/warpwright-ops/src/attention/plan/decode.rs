@@ -6,13 +6,14 @@ use warpwright_ptx::{DType, Target};
 use warpwright_runtime::LaunchStep;
 
 use super::super::kernels::decode::combine::{Combine, CombineArgs};
+use super::super::kernels::decode::float8::{ScaleArgs, Scaled, ScaledArgs, ScaledTmaArgs};
 use super::super::kernels::decode::{Decode, DecodeArgs, PageArgs, PartArgs, TmaDecodeArgs};
 use super::super::kernels::forward::ResultArgs;
 use super::super::kernels::wgmma;
 use super::super::options::{self, Common};
 use super::super::score::{ProblemArgs, ScoreKind};
 use super::super::tuning::{self, DecodeConfig, DecodeTma};
-use super::super::{AttentionArgs, AttentionDesc, AttentionInputs, OP, statistics_type};
+use super::super::{AttentionArgs, AttentionDesc, AttentionInputs, Float8Cache, OP, statistics_type};
 use super::alignment;
 use crate::PlanError;
 use crate::plan::{self, Layout, Variant};
@@ -25,13 +26,14 @@ impl AttentionDesc {
         target: Target,
         layouts: &[Layout],
     ) -> Option<(DecodeTma, u32)> {
-        let reached = options::granularity(layouts) >= 8 && wgmma::reach(&[self.k, self.v]);
+        let cache = self.cache_dtype();
+        let reached = options::granularity(layouts) >= 8 && wgmma::reach_elements(cache, &[self.k, self.v]);
         let page = if self.options.paged.is_some() { self.k.shape[1] } else { usize::MAX };
         let rows = u64::from(c.queries) * u64::from(c.group);
-        let layouts = tuning::tma_layouts(self.dtype, target, rows, c.widest(), page);
+        let layouts = tuning::tma_layouts(cache, target, rows, c.widest(), page);
         let units = |layout| c.units(DecodeConfig::Tma(layout));
         let first = *layouts.first().filter(|_| reached)?;
-        tuning::tma_decode(&layouts, target, units(first), c.keys.into())
+        tuning::tma_decode(&layouts, cache, target, units(first), c.keys.into())
     }
 
     /// The kernel for few queries, and where the keys are in several parts the one that puts them together.
@@ -56,7 +58,7 @@ impl AttentionDesc {
         config: DecodeConfig,
         splits: u32,
     ) -> Result<Vec<LaunchStep>, PlanError> {
-        let (dtype, rows) = (self.dtype, self.rows() as u64);
+        let (dtype, cache, rows) = (self.dtype, self.cache_dtype(), self.rows() as u64);
         let key_heads = c.heads / c.group.max(1);
         let tiles = c.row_tiles(config);
         let Some(grid) = c.grid(tiles.saturating_mul(splits), key_heads)? else { return Ok(Vec::new()) };
@@ -82,17 +84,29 @@ impl AttentionDesc {
                 count: u32::try_from(pages).unwrap_or(u32::MAX).min(i32::MAX.cast_unsigned()),
             },
         };
+        let scales = self.options.float8.map(|Float8Cache { k_scale, v_scale }| ScaleArgs {
+            k: AttentionInputs::k_scale.arg(),
+            v: AttentionInputs::v_scale.arg(),
+            steps: [k_scale.step(), v_scale.step()],
+        });
         let args = match config {
-            DecodeConfig::Simt(_) | DecodeConfig::Mma(_) => args.values(),
+            DecodeConfig::Simt(_) | DecodeConfig::Mma(_) => match scales {
+                Some(scales) => ScaledArgs { of: args, scales }.values(),
+                None => args.values(),
+            },
             DecodeConfig::Tma(layout) => {
-                let [keys, values] = layout.panels(dtype);
+                let [keys, values] = layout.panels(cache);
                 let k_boxes = wgmma::boxes(&AttentionInputs::k.arg(), &self.k, keys)?;
                 let v_boxes = wgmma::boxes(&AttentionInputs::v.arg(), &self.v, values)?;
-                TmaDecodeArgs { of: args, k_boxes, v_boxes }.values()
+                let of = TmaDecodeArgs { of: args, k_boxes, v_boxes };
+                match scales {
+                    Some(scales) => ScaledTmaArgs { of, scales }.values(),
+                    None => of.values(),
+                }
             }
         };
-        let kernel = kernel(dtype, c.kind, config, target)?;
-        let first = plan::launch_step(OP, kernel, grid, args, config.layout().shared_bytes(dtype, 1))?;
+        let kernel = kernel([dtype, cache], c.kind, config, target)?;
+        let first = plan::launch_step(OP, kernel, grid, args, config.layout().shared_bytes(cache, 1))?;
         if splits == 1 {
             return Ok(vec![first]);
         }
@@ -130,16 +144,31 @@ impl AttentionDesc {
     }
 }
 
-/// The kernel of a layout.
+/// The kernel of a layout, for queries and for keys and values of these types.
 pub(in crate::attention) fn kernel(
-    dtype: DType,
+    [dtype, cache]: [DType; 2],
     kind: ScoreKind,
     config: DecodeConfig,
     target: Target,
 ) -> Result<Kernel, PlanError> {
-    match config {
-        DecodeConfig::Simt(layout) => plan::recorded(OP, &Decode { dtype, kind, layout }, target),
-        DecodeConfig::Mma(layout) => plan::recorded(OP, &Decode { dtype, kind, layout }, target),
-        DecodeConfig::Tma(layout) => plan::recorded(OP, &Decode { dtype, kind, layout }, target),
+    match (config, cache.is_float8()) {
+        (DecodeConfig::Simt(layout), false) => {
+            plan::recorded(OP, &Decode { dtype, cache, kind, layout }, target)
+        }
+        (DecodeConfig::Mma(layout), false) => {
+            plan::recorded(OP, &Decode { dtype, cache, kind, layout }, target)
+        }
+        (DecodeConfig::Tma(layout), false) => {
+            plan::recorded(OP, &Decode { dtype, cache, kind, layout }, target)
+        }
+        (DecodeConfig::Simt(layout), true) => {
+            plan::recorded(OP, &Scaled(Decode { dtype, cache, kind, layout }), target)
+        }
+        (DecodeConfig::Tma(layout), true) => {
+            plan::recorded(OP, &Scaled(Decode { dtype, cache, kind, layout }), target)
+        }
+        (DecodeConfig::Mma(layout), true) => {
+            plan::recorded(OP, &Scaled(Decode { dtype, cache, kind, layout }), target)
+        }
     }
 }

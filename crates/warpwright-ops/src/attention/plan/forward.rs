@@ -1,13 +1,13 @@
 //! Plans of the forward function.
 
 use warpwright_dsl::{KernelArgs, Optional, Strided};
-use warpwright_ptx::Target;
+use warpwright_ptx::{DType, Target};
 
 use super::super::kernels::forward::{Forward, ForwardArgs, ResultArgs};
 use super::super::options::Common;
 use super::super::score::ProblemArgs;
 use super::super::tuning::{self, Config, DecodeConfig, Work};
-use super::super::{AttentionArgs, AttentionDesc, AttentionInputs, OP, statistics_type};
+use super::super::{AttentionArgs, AttentionDesc, AttentionInputs, Float8Cache, OP, statistics_type};
 use super::{Algorithm, alignment, inputs, step};
 use crate::PlanError;
 use crate::catalogue::Direction;
@@ -17,13 +17,13 @@ impl Operation for AttentionDesc {
     type Args<'a> = AttentionArgs<'a>;
 
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
-        let c = Common::new(self, &self.outputs())?;
+        let c = self.checked(target)?;
         let layouts = [self.q, self.k, self.v, self.o];
         let usual = self.options.packed.is_none() && self.options.dropout.is_none();
         let few = (1..=tuning::FEW_QUERIES).contains(&self.q.shape[1]) && usual;
-        if few || self.options.paged.is_some() {
-            let mut configs = c.decode_configs(self.dtype, target, &layouts)?;
-            let mut splits = c.splits(self.dtype, target, configs[0]);
+        if few || self.options.paged.is_some() || self.options.float8.is_some() {
+            let mut configs = c.decode_configs(self, target)?;
+            let mut splits = c.splits(self.cache_dtype(), target, configs[0]);
             if let Some((tma, of_tma)) = self.tma_decode(&c, target, &layouts) {
                 configs.retain(|config| !matches!(config, DecodeConfig::Mma(_)));
                 configs.insert(0, DecodeConfig::Tma(tma));
@@ -53,12 +53,29 @@ impl Operation for AttentionDesc {
 }
 
 impl AttentionDesc {
+    /// The element type of keys and values.
+    pub(in crate::attention) fn cache_dtype(&self) -> DType {
+        if self.options.float8.is_some() { DType::F8E4M3 } else { self.dtype }
+    }
+
+    /// The problem, if the target has kernels for it.
+    fn checked(&self, target: Target) -> Result<Common, PlanError> {
+        if self.options.float8.is_some() {
+            Float8Cache::check(OP, "q", self.dtype, target)?;
+        }
+        Common::new(self, &self.outputs())
+    }
+
     /// The plan with one given algorithm, for comparisons.
     ///
     /// # Errors
     /// As [`Operation::plan`], and [`PlanError::Parameter`] if the problem or the target has no such kernel.
     pub fn plan_with(&self, target: Target, algorithm: Algorithm) -> Result<Plan<Self>, PlanError> {
-        let c = Common::new(self, &self.outputs())?;
+        let c = self.checked(target)?;
+        if self.options.float8.is_some() && !matches!(algorithm, Algorithm::Decode { .. }) {
+            let expected = "that of few queries where keys are of 8-bit floats";
+            return Err(PlanError::refused(OP, "algorithm", format!("{algorithm:?}"), expected));
+        }
         let (variants, workspace) = match algorithm {
             Algorithm::Simt(layout) => (vec![self.block_variant(&c, target, Config::Simt(layout))?], 0),
             Algorithm::Mma(layout) => (vec![self.block_variant(&c, target, Config::Mma(layout))?], 0),

@@ -13,7 +13,7 @@ use warpwright_runtime::LaunchStep;
 
 use super::options::Common;
 use super::tuning::{Config, DecodeConfig, Mma, Simt, SplitF16, Wgmma, WgmmaFused, WgmmaSweeps, Work};
-use super::{AlibiSlopes, AttentionDesc, AttentionInputs, AttentionOptions, OP};
+use super::{AlibiSlopes, AttentionDesc, AttentionInputs, AttentionOptions, CacheScale, OP};
 use crate::PlanError;
 use crate::plan;
 use crate::tensors::{InSlot, SlotSpec};
@@ -89,7 +89,12 @@ impl From<[Config; 2]> for BackwardAlgorithm {
 /// The tensors that both directions read, as their plans specify them.
 fn inputs(c: &Common, desc: &AttentionDesc) -> Vec<SlotSpec> {
     let (dtype, batch, heads) = (desc.dtype, c.batch as usize, desc.q.shape[2]);
-    let AttentionOptions { bias, alibi, key_lengths, packed, paged, sinks, dropout, .. } = desc.options;
+    let AttentionOptions { bias, alibi, key_lengths, packed, paged, sinks, dropout, float8, .. } =
+        desc.options;
+    let scales = |slot: InSlot, scale: Option<CacheScale>| {
+        let len = scale.map_or(0, |scale| scale.len(desc.k.shape[2]));
+        slot.holds(DType::F32, len).optional(scale.is_some())
+    };
     let slopes = match alibi {
         Some(AlibiSlopes::PerBatchAndHead) => batch * heads,
         _ => heads,
@@ -98,8 +103,8 @@ fn inputs(c: &Common, desc: &AttentionDesc) -> Vec<SlotSpec> {
     let pages = paged.map_or(0, |paged| paged.pages);
     vec![
         AttentionInputs::q.laid_out(dtype, desc.q),
-        AttentionInputs::k.laid_out(dtype, desc.k),
-        AttentionInputs::v.laid_out(dtype, desc.v),
+        AttentionInputs::k.laid_out(desc.cache_dtype(), desc.k),
+        AttentionInputs::v.laid_out(desc.cache_dtype(), desc.v),
         match bias {
             Some(bias) => AttentionInputs::bias.laid_out(dtype, bias),
             None => AttentionInputs::bias.holds(dtype, 0).optional(false),
@@ -111,6 +116,8 @@ fn inputs(c: &Common, desc: &AttentionDesc) -> Vec<SlotSpec> {
         integers(AttentionInputs::block_table, batch * pages, paged.is_some()),
         AttentionInputs::sinks.holds(DType::F32, heads).optional(sinks),
         AttentionInputs::random.holds(DType::I64, 2).optional(dropout.is_some()),
+        scales(AttentionInputs::k_scale, float8.map(|float8| float8.k_scale)),
+        scales(AttentionInputs::v_scale, float8.map(|float8| float8.v_scale)),
     ]
 }
 

@@ -171,6 +171,12 @@ impl<'k> Problem<'k> {
         }
     }
 
+    /// The same with products that are multiplied by `factor` besides.
+    pub(in crate::attention) fn scaled(self, factor: F32<'k>) -> Self {
+        let scale = self.params.scale * factor.convert::<f64>();
+        Self { params: ProblemParams { scale, ..self.params }, ..self }
+    }
+
     /// Seed and offset of what is dropped.
     pub(super) fn random(&self) -> [U64<'k>; 2] {
         [0u64, 1].map(|at| self.random.at(at).get::<u64>())

@@ -6,6 +6,7 @@
 //! several on their way, and meets the others at the end. Keys and values may lie in pages.
 
 pub(in crate::attention) mod combine;
+pub(in crate::attention) mod float8;
 mod tma;
 
 use warpwright_dsl::prelude::*;
@@ -19,6 +20,7 @@ use super::softmax::OnlineSoftmax;
 use crate::attention::layout::DecodeLayout;
 use crate::attention::score::{Origin, Problem, ProblemArgs, ScoreKind, Scorer, Sink, Span};
 use crate::attention::tuning::{DecodeMma, Simt};
+use float8::ScaleParams;
 pub use tma::DecodeTma;
 use tma::TmaEngine;
 
@@ -54,20 +56,25 @@ struct Task<'k> {
     sink: Sink<'k>,
     parts: PartParams<'k>,
     pages: PageParams<'k>,
+    /// The scales of keys and values of 8-bit floats.
+    scales: Option<ScaleParams<'k>>,
 }
 
 impl<'k> Task<'k> {
     fn of(a: DecodeParams<'k>) -> Self {
         let ResultParams { o, lse, sinks } = a.results;
         let (problem, sink) = (Problem::of(a.problem), Sink::of(sinks));
-        Self { problem, o, lse, sink, parts: a.parts, pages: a.pages }
+        Self { problem, o, lse, sink, parts: a.parts, pages: a.pages, scales: None }
     }
 }
 
 /// The kernel of a layout.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::attention) struct Decode<L> {
+    /// Of queries and results.
     pub(in crate::attention) dtype: DType,
+    /// Of keys and values.
+    pub(in crate::attention) cache: DType,
     pub(in crate::attention) kind: ScoreKind,
     pub(in crate::attention) layout: L,
 }
@@ -76,7 +83,7 @@ impl AccumulateKernel for Decode<Simt> {
     type Args = DecodeArgs;
 
     fn spec(&self) -> KernelSpec {
-        self.body().spec(["results.lse", "parts"])
+        self.body().spec(["results.lse", "parts"], &[])
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: DecodeParams<'k>) {
@@ -91,13 +98,13 @@ impl KernelDef for Decode<DecodeMma> {
     type Args = DecodeArgs;
 
     fn spec(&self) -> KernelSpec {
-        self.body().spec(["results.lse", "parts"])
+        self.body().spec(["results.lse", "parts"], &[])
     }
 
     fn build<'k>(&self, k: K<'k>, a: DecodeParams<'k>) {
         k.start_next_grid();
         let grid = [k.block_idx_x(), k.block_idx_y(), k.block_idx_z()];
-        let engine = MmaEngine::alone(k, self.layout, k.mma_atom(self.dtype));
+        let engine = MmaEngine::alone(k, self.layout, [self.dtype; 2]);
         self.body().build(k, Task::of(a), &engine, k.warp_idx(), grid);
     }
 }
@@ -107,7 +114,7 @@ impl KernelDef for Decode<DecodeTma> {
     type Args = TmaDecodeArgs;
 
     fn spec(&self) -> KernelSpec {
-        self.body().spec(["of.results.lse", "of.parts"])
+        self.body().spec(["of.results.lse", "of.parts"], &[])
     }
 
     fn build<'k>(&self, k: K<'k>, a: TmaDecodeParams<'k>) {
@@ -116,14 +123,14 @@ impl KernelDef for Decode<DecodeTma> {
         let boxes = [a.k_boxes, a.v_boxes];
         let grid = [k.block_idx_x(), k.block_idx_y(), k.block_idx_z()];
         let of = [grid[1], grid[2]];
-        let engine = TmaEngine::new(k, self.layout, self.dtype, boxes, of, self.kind.lengths);
+        let engine = TmaEngine::new(k, self.layout, [self.dtype; 2], boxes, of, self.kind.lengths);
         self.body().build(k, task, &engine, team, grid);
     }
 }
 
 impl<L: DecodeLayout> Decode<L> {
     fn body(&self) -> DecodeBody<'_> {
-        DecodeBody { dtype: self.dtype, kind: self.kind, layout: &self.layout }
+        DecodeBody { dtype: self.dtype, cache: self.cache, kind: self.kind, layout: &self.layout }
     }
 }
 
@@ -131,6 +138,7 @@ impl<L: DecodeLayout> Decode<L> {
 #[derive(Clone, Copy)]
 struct DecodeBody<'l> {
     dtype: DType,
+    cache: DType,
     kind: ScoreKind,
     layout: &'l dyn DecodeLayout,
 }
@@ -155,12 +163,14 @@ impl<'k> Rows<'k> {
 }
 
 impl DecodeBody<'_> {
-    /// The specification, with the paths of arguments that are as wide as sums.
-    fn spec(&self, wide: [&'static str; 2]) -> KernelSpec {
-        let Self { dtype, kind, layout } = self;
-        let name = format!("attention_decode_{dtype}_{}{}", layout.name(), kind.name());
+    /// The specification, with the paths of arguments that are as wide as sums, and of those that are keys and values of another type.
+    fn spec(&self, wide: [&'static str; 2], cached: &[&'static str]) -> KernelSpec {
+        let Self { dtype, cache, kind, layout } = self;
+        let of_cache = if cache == dtype { String::new() } else { format!("_{cache}") };
+        let name = format!("attention_decode_{dtype}{of_cache}_{}{}", layout.name(), kind.name());
         let sums = crate::attention::statistics_type(*dtype);
         let dtypes = wide.into_iter().fold(DTypes::all(*dtype), |dtypes, path| dtypes.with(path, sums));
+        let dtypes = cached.iter().fold(dtypes, |dtypes, path| dtypes.with(path, *cache));
         KernelSpec::new(name, BlockDim::x(layout.threads()))
             .dtypes(dtypes)
             .min_blocks_per_sm(layout.min_blocks_per_sm(*dtype))
@@ -175,7 +185,8 @@ impl DecodeBody<'_> {
         team: U32<'k>,
         [number, key_head, batch]: [U32<'k>; 3],
     ) {
-        let p = a.problem;
+        let scales = a.scales.map(|scales| scales.of_head(key_head));
+        let p = scales.map_or(a.problem, |[of_keys, _]| a.problem.scaled(of_keys));
         let tile = number / a.parts.splits;
         let split = number - tile * a.parts.splits;
         let span = Span::new(self.kind, &p, batch);
@@ -226,7 +237,8 @@ impl DecodeBody<'_> {
         });
         engine.resume(&stage);
         engine.finish(k);
-        let block = DecodeBlock { rows: of, first, batch, split };
+        let block =
+            DecodeBlock { rows: of, first, batch, split, scale: scales.map(|[_, of_values]| of_values) };
         let found = self.share_results(k, engine, (&place, of.count - first), team, (&softmax, &o));
         self.write(k, &a, &block, &scorers[0], &found);
     }
@@ -261,7 +273,7 @@ impl DecodeBody<'_> {
     ) -> TeamResults<'k> {
         let (rows, teams) = (self.layout.rows(), self.layout.teams());
         let wide = crate::attention::statistics_type(self.dtype);
-        let pitch = self.layout.width() + PADDING;
+        let pitch = self.layout.width() + padding(self.cache);
         let values = k.dynamic_shared_elem(wide);
         let [row_maxima, sums] = [(); 2].map(|()| k.shared_elem(wide, rows * teams));
         let sum = softmax.row_sum.iter().map(|sum| k.warp_combine(engine.lanes(), sum, |a, b| a + b));
@@ -278,7 +290,7 @@ impl DecodeBody<'_> {
             k.if_(row.lt(exist), || {
                 let to = values.at(at * pitch + column);
                 for (part, lanes) in parts.iter().zip(o.row(slot).chunks(count as usize)) {
-                    to.at(u64::from(*part)).store(Lanes::from(lanes.to_vec()));
+                    to.at(u64::from(*part)).store(Lanes::from(engine.in_order(lanes)));
                 }
             });
         }
@@ -300,6 +312,10 @@ impl DecodeBody<'_> {
         k.for_each(k.range(k.thread_idx(), units.count, self.layout.threads()), |unit| {
             let Unit { row, column, exists, query, head, number } = units.at(unit);
             let (lse, values) = self.of_teams(k, scorer, found, row, column);
+            let values = match at.scale {
+                Some(scale) => values * scale.convert::<A>(),
+                None => values,
+            };
             let first_column = exists & column.eq(0);
             let part = at.split.to_u64() * a.parts.rows + number;
             let to = a.parts.o.at(part * units.width.to_u64()).at(column);
@@ -322,7 +338,7 @@ impl DecodeBody<'_> {
         row: U32<'k>,
         column: U32<'k>,
     ) -> (Reg<'k, A>, Lanes<'k, A>) {
-        let (rows, pitch) = (self.layout.rows(), self.layout.width() + PADDING);
+        let (rows, pitch) = (self.layout.rows(), self.layout.width() + padding(self.cache));
         let place = |team: u32| row + team * rows;
         let row_maxima: Vec<Reg<'k, A>> =
             (0..self.layout.teams()).map(|t| found.row_maxima.at(place(t)).get()).collect();
@@ -344,8 +360,11 @@ impl DecodeBody<'_> {
     }
 }
 
-/// Elements between the rows of values in shared memory, so that rows begin in different banks.
-const PADDING: u32 = 8;
+/// Elements between the rows of values in shared memory, so that rows begin in different banks: lanes that share one have 32 bytes of it at a
+/// time, and beside keys and values of 8-bit floats 64.
+const fn padding(cache: DType) -> u32 {
+    if cache.is_float8() { 16 } else { 8 }
+}
 
 /// The results of the teams: `[team][row]` of the maximum, the sum and the values.
 struct TeamResults<'k> {
@@ -361,6 +380,8 @@ struct DecodeBlock<'k> {
     first: U32<'k>,
     batch: U32<'k>,
     split: U32<'k>,
+    /// The scale of its values, if they have one.
+    scale: Option<F32<'k>>,
 }
 
 /// The accesses to a block's result: so many elements of each row that exists.

@@ -14,8 +14,9 @@ use warpwright_dsl::{
 
 use super::super::dropout::{DrawLanes, Keys};
 use super::super::engine::{Engine, Form, Place, Source};
-use super::super::mma::{LANES, SLAB, VECTOR, draw_lanes};
-use super::PADDING;
+use super::super::float8::{GROUP, PAIR, Queries, in_order, of_keys, of_values};
+use super::super::mma::{LANES, SLAB, VECTOR, draw_lanes, sum_column, sum_parts};
+use super::padding;
 use crate::attention::layout::{BlockLayout, BlockShape, DecodeLayout};
 
 /// Up to here elements of a row, the fragments of the block's rows stay in registers.
@@ -46,9 +47,10 @@ impl DecodeTma {
         ]
     }
 
-    /// Bytes of a tile of keys, and of one of values.
-    const fn tile_bytes(self) -> u32 {
-        self.columns * self.width * 2
+    /// Bytes of a tile of keys of `dtype`, and of one of values.
+    const fn tile_bytes(self, dtype: DType) -> u32 {
+        let [keys, _] = self.panels(dtype);
+        keys.bytes()
     }
 
     /// Bytes of a slab of rows.
@@ -61,9 +63,9 @@ impl DecodeTma {
         self.slabs * WARP
     }
 
-    /// Bytes of what the teams leave for each other.
-    const fn results_bytes(self) -> u32 {
-        self.warps * SLAB * (self.width + PADDING) * 4
+    /// Bytes of what the teams leave for each other, beside keys and values of `dtype`.
+    const fn results_bytes(self, dtype: DType) -> u32 {
+        self.warps * SLAB * (self.width + padding(dtype)) * 4
     }
 
     /// The team of the warp.
@@ -84,10 +86,10 @@ impl BlockLayout for DecodeTma {
         BlockShape { threads: warps * WARP, rows: slabs * SLAB, columns, width, vector: VECTOR }
     }
 
-    fn shared_bytes(&self, _: DType, stationary: u32) -> u32 {
+    fn shared_bytes(&self, dtype: DType, stationary: u32) -> u32 {
         let rows = stationary * self.slabs * self.slab_bytes();
-        let tiles = self.teams() * self.stages * 2 * self.tile_bytes();
-        K::TILE_SLACK + (rows + tiles).max(self.results_bytes())
+        let tiles = self.teams() * self.stages * 2 * self.tile_bytes(dtype);
+        K::TILE_SLACK + (rows + tiles).max(self.results_bytes(dtype))
     }
 
     fn min_blocks_per_sm(&self, _: DType) -> Option<u32> {
@@ -114,8 +116,11 @@ impl DecodeLayout for DecodeTma {
 #[derive(Debug)]
 pub(in crate::attention) struct TmaEngine<'k> {
     config: DecodeTma,
+    /// Of keys and values.
     dtype: DType,
     atom: MmaAtom,
+    /// The block's rows, if keys and values are of 8-bit floats.
+    queries: Option<Queries<'k>>,
     /// Where the block's rows lie, and the team's first tile.
     stationary_at: U32<'k>,
     tiles_at: U32<'k>,
@@ -146,17 +151,17 @@ pub(in crate::attention) struct TmaEngine<'k> {
 pub(in crate::attention) struct At<'k>(U32<'k>);
 
 impl<'k> TmaEngine<'k> {
-    /// With initialised barriers, for keys and values of one key head in one batch, unless they lie in pages.
+    /// With initialised barriers, for queries, and keys and values, of two types, of one key head in one batch, unless they lie in pages.
     pub(in crate::attention) fn new(
         k: K<'k>,
         config: DecodeTma,
-        dtype: DType,
+        [of_queries, dtype]: [DType; 2],
         boxes: [TensorMapParam<'k>; 2],
         of: [U32<'k>; 2],
         lengths: bool,
     ) -> Self {
         let stationary_at = k.dynamic_shared_tiles();
-        let of_team = config.stages * 2 * config.tile_bytes();
+        let of_team = config.stages * 2 * config.tile_bytes(dtype);
         // Tiles begin at multiples of what the pattern of their pieces repeats after, as the rows of the block do.
         let tiles_at = config.team(k).mul_add(of_team, stationary_at + config.slabs * config.slab_bytes());
         let all = k.mbarriers(config.teams() * config.stages);
@@ -168,12 +173,14 @@ impl<'k> TmaEngine<'k> {
         });
         k.barrier();
         let ready = all.from(config.team(k) * config.stages);
-        let (atom, none) = (k.mma_atom(dtype), k.lit(0u32));
-        let panel = k.tile_from(tiles_at, TileLayout::new(dtype, config.columns, PanelTile::WIDTH));
+        let float8 = dtype.is_float8();
+        let (atom, none) = (k.mma_atom(if float8 { DType::F16 } else { dtype }), k.lit(0u32));
+        let panel = k.tile_from(tiles_at, TileLayout::new(atom.dtype(), config.columns, PanelTile::WIDTH));
         Self {
             config,
             dtype,
             atom,
+            queries: float8.then(|| Queries::new(k, of_queries, config.rows(), config.width)),
             stationary_at,
             tiles_at,
             team: (config.slabs > 1).then(|| config.team(k)),
@@ -187,7 +194,7 @@ impl<'k> TmaEngine<'k> {
                 _ => k.thread_idx() & (config.team_threads() - 1),
             },
             keys: panel.reader_b(atom, Major::K, none),
-            values: panel.moved(config.tile_bytes()).reader_b(atom, Major::Mn, none),
+            values: panel.moved(config.tile_bytes(dtype)).reader_b(atom, Major::Mn, none),
             turn: Cell::new([none, none]),
             used: Cell::new(none),
             held: RefCell::default(),
@@ -210,14 +217,14 @@ impl<'k> TmaEngine<'k> {
 
     /// Bytes from the team's first tile to that of a stage.
     fn place(&self, stage: U32<'k>) -> U32<'k> {
-        stage * (2 * self.config.tile_bytes())
+        stage * (2 * self.config.tile_bytes(self.dtype))
     }
 
     /// Starts the copies of the columns from `at` on to a stage, if they are below `end`.
     fn fetch(&self, k: K<'k>, sources: [Source<'k>; 2], stage: U32<'k>, at: I32<'k>, end: I32<'k>) {
         k.if_(at.lt(end) & self.member.eq(0), || {
             let done = self.ready.at(stage);
-            done.arrive_expecting(2 * self.config.tile_bytes());
+            done.arrive_expecting(2 * self.config.tile_bytes(self.dtype));
             let [key_head, batch] = self.of;
             let (batch, row) = match sources[0].form {
                 Form::Pages(pages) => pages.place(batch, at),
@@ -228,18 +235,18 @@ impl<'k> TmaEngine<'k> {
             let to = self.tiles_at + self.place(stage);
             let rest = [key_head, batch];
             keys.fetch(self.boxes[0], to, (row, start), &rest, done);
-            values.fetch(self.boxes[1], to + self.config.tile_bytes(), (start, row), &rest, done);
+            values.fetch(self.boxes[1], to + self.config.tile_bytes(self.dtype), (start, row), &rest, done);
         });
     }
 
-    /// Rows from a tile of columns to its panel that has the elements from `column` on, and which of that panel's they are.
+    /// Rows from a tile of columns to its panel that has the elements of 16 bits from `column` on, and which of that panel's they are.
     fn panel(&self, column: u32) -> (u32, u32) {
         (column / PanelTile::WIDTH * self.config.columns, column % PanelTile::WIDTH)
     }
 
     /// The panel of that number of a slab of the block's rows, the first without a number.
     fn stationary_panel(&self, k: K<'k>, slab: Option<U32<'k>>, panel: U32<'k>) -> SharedTile<'k> {
-        let layout = TileLayout::new(self.dtype, SLAB, PanelTile::WIDTH);
+        let layout = TileLayout::new(self.atom.dtype(), SLAB, PanelTile::WIDTH);
         let from = slab
             .map_or(self.stationary_at, |slab| slab.mul_add(self.config.slab_bytes(), self.stationary_at));
         k.tile_from(panel.mul_add(layout.bytes(), from), layout)
@@ -279,19 +286,25 @@ impl<'k> Engine<'k, f32> for TmaEngine<'k> {
     }
 
     fn load_stationary(&self, k: K<'k>, source: Source<'k>, first: I32<'k>, _: u32) -> At<'k> {
+        let place = |row: U32<'k>, column: U32<'k>| {
+            let panel = column >> PanelTile::WIDTH.trailing_zeros();
+            let (slab, row) = match self.config.slabs {
+                1 => (None, row),
+                _ => (Some(row >> SLAB.trailing_zeros()), row & (SLAB - 1)),
+            };
+            self.stationary_panel(k, slab, panel).at(row, column & (PanelTile::WIDTH - 1))
+        };
+        if let Some(queries) = self.queries {
+            queries.load(k, (source, first), (k.thread_idx(), self.config.threads()), place);
+            return At(self.stationary_at);
+        }
         let per_row = self.config.width / VECTOR;
         k.for_each(k.range(k.thread_idx(), self.config.rows() * per_row, self.config.threads()), |index| {
             let (row, column) = (index >> per_row.trailing_zeros(), (index & (per_row - 1)) * VECTOR);
             let at = first + row.to_i32();
             let there = at.lt(source.rows) & column.lt(source.width);
             let from = source.data.at(source.offset(at, there)).at(column);
-            let panel = column >> PanelTile::WIDTH.trailing_zeros();
-            let (slab, row) = match self.config.slabs {
-                1 => (None, row),
-                _ => (Some(row >> SLAB.trailing_zeros()), row & (SLAB - 1)),
-            };
-            let to = self.stationary_panel(k, slab, panel).at(row, column & (PanelTile::WIDTH - 1));
-            to.store(from.only_where(there, Fill::Zero).load::<f32>(VECTOR));
+            place(row, column).store(from.only_where(there, Fill::Zero).load::<f32>(VECTOR));
         });
         At(self.stationary_at)
     }
@@ -335,7 +348,7 @@ impl<'k> Engine<'k, f32> for TmaEngine<'k> {
             let columns = self.config.columns.cast_signed();
             // Weights of 0 do not leave out what is no number.
             k.if_(left.lt(columns), || {
-                let to = self.tiles_at + tile + self.config.tile_bytes();
+                let to = self.tiles_at + tile + self.config.tile_bytes(self.dtype);
                 let values = self.config.panels(self.dtype)[1];
                 values.clear_from(to, left.max(0).to_u32(), (self.member, self.config.team_threads()));
                 self.meet(k);
@@ -359,6 +372,18 @@ impl<'k> Engine<'k, f32> for TmaEngine<'k> {
         let left = if held.is_empty() { &loaded } else { &held };
         let keys = self.keys.moved(tile);
         let mut sum = RegTile::zero_sums(k, self.atom, SLAB, columns);
+        if let Some(queries) = self.queries {
+            for (both, depth) in left.chunks(2).zip((0..width / PAIR).step_by(self.atom.k() as usize)) {
+                let (panel, depth) = self.panel(depth);
+                for column in (0..columns).step_by(16) {
+                    let read = keys.load_pair(panel + column, depth);
+                    for (a, keys) in both.iter().zip(of_keys(k, &read)) {
+                        sum.mma(column, std::slice::from_ref(a), &keys);
+                    }
+                }
+            }
+            return queries.restored(sum, &self.product_place(k).rows);
+        }
         for (a, depth) in left.iter().zip((0..width).step_by(self.atom.k() as usize)) {
             let (panel, depth) = self.panel(depth);
             for column in (0..columns).step_by(16) {
@@ -374,7 +399,7 @@ impl<'k> Engine<'k, f32> for TmaEngine<'k> {
 
     fn accumulate(
         &self,
-        _: K<'k>,
+        k: K<'k>,
         weights: &RegTile<'k, f32>,
         At(tile): At<'k>,
         mut sum: RegTile<'k, f32>,
@@ -383,6 +408,16 @@ impl<'k> Engine<'k, f32> for TmaEngine<'k> {
         let right = self.values.moved(tile);
         for depth in (0..columns).step_by(self.atom.k() as usize) {
             let a = weights.fragments(self.atom, depth);
+            if self.queries.is_some() {
+                for column in (0..width / PAIR).step_by(16) {
+                    let (panel, within) = self.panel(column);
+                    let read = right.load_pair(within, panel + depth);
+                    for (column, values) in (PAIR * column..).step_by(GROUP as usize).zip(&read) {
+                        sum.mma(column, &a, &of_values(k, values));
+                    }
+                }
+                continue;
+            }
             for column in (0..width).step_by(16) {
                 let (panel, within) = self.panel(column);
                 sum.mma(column, &a, &right.load_pair(within, panel + depth));
@@ -394,10 +429,14 @@ impl<'k> Engine<'k, f32> for TmaEngine<'k> {
     fn finish(&self, _: K<'k>) {}
 
     fn sum_parts(&self) -> (u32, Vec<u32>) {
-        (2, (0..self.config.width).step_by(8).collect())
+        sum_parts(self.config.width, self.queries.is_some())
     }
 
     fn sum_column(&self, k: K<'k>) -> U32<'k> {
-        k.accumulator_origin().1
+        sum_column(k, self.queries.is_some())
+    }
+
+    fn in_order(&self, part: &[F32<'k>]) -> Vec<F32<'k>> {
+        in_order(part)
     }
 }

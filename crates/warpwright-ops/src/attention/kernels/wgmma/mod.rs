@@ -30,13 +30,13 @@ pub(in crate::attention) const LANES: u32 = 4;
 const STEP: u64 = 16;
 const FARTHEST: u64 = 1 << 40;
 
-/// Bytes from one row, head and batch of `layout` to the next, if tensor maps can describe it.
-fn distances(layout: &Layout) -> Option<[u64; 3]> {
+/// Bytes from one row, head and batch of `layout`, of elements of so many bytes, to the next, if tensor maps can describe it.
+fn distances(layout: &Layout, size: usize) -> Option<[u64; 3]> {
     let of = |axis: usize| {
         if layout.shape[axis] == 1 {
             return Some(STEP);
         }
-        let bytes = u64::try_from(layout.strides[axis]).ok()?.checked_mul(2)?;
+        let bytes = u64::try_from(layout.strides[axis]).ok()?.checked_mul(size as u64)?;
         (bytes > 0 && bytes.is_multiple_of(STEP) && bytes < FARTHEST).then_some(bytes)
     };
     let there = !layout.shape.contains(&0) && layout.shape.iter().all(|n| u32::try_from(*n).is_ok());
@@ -45,7 +45,12 @@ fn distances(layout: &Layout) -> Option<[u64; 3]> {
 
 /// Whether tensor copies reach tensors of 16-bit elements with these layouts.
 pub(in crate::attention) fn reach(layouts: &[Layout]) -> bool {
-    layouts.iter().all(|layout| distances(layout).is_some())
+    reach_elements(DType::F16, layouts)
+}
+
+/// The same of elements of `dtype`.
+pub(in crate::attention) fn reach_elements(dtype: DType, layouts: &[Layout]) -> bool {
+    layouts.iter().all(|layout| distances(layout, dtype.bytes()).is_some())
 }
 
 /// The map of a tensor `[batch, sequence, heads, head_dim]` whose boxes fill `tile`; its further coordinates are head and batch.
@@ -60,7 +65,7 @@ pub(in crate::attention) fn boxes(
         got: format!("{layout:?}"),
         expected: "one that tensor maps can describe",
     };
-    let [row, head, batch] = distances(layout).ok_or_else(unreached)?;
+    let [row, head, batch] = distances(layout, tile.dtype.bytes()).ok_or_else(unreached)?;
     let [batches, rows, heads, width] = layout.shape.map(|extent| extent as u64);
     let extents = match tile.major {
         Major::K => (rows, width),
