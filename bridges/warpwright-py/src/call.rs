@@ -356,16 +356,14 @@ impl<'py> Call<'py> {
         Ok((output, strides.ok_or_else(rank)?))
     }
 
-    /// An array of four dimensions that is written in place in part, of the type of `like`: on a GPU with strides as they are, of which
-    /// the last must be 1. Its layout, too.
+    /// An array of four dimensions, which must be of this shape, that is written in place in part: on a GPU with strides as they are, of
+    /// which the last must be 1. Its layout, too.
     pub(crate) fn updated_strided(
         &self,
-        (argument, object): Named<'_, 'py>,
-        like: &Array<'py>,
+        mut array: Array<'py>,
         shape: &[usize],
     ) -> PyResult<(Output<'py>, Layout)> {
-        let mut array = self.read((argument, object))?;
-        array.expect_dtype(like.dtype)?;
+        let argument = array.site.argument;
         array.expect_shape(shape)?;
         array.expect_writable()?;
         if self.place == Place::Host {

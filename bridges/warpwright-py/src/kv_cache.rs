@@ -8,7 +8,7 @@ use warpwright::plan::{Layout, PlanCache};
 use warpwright::rotary::RotaryTables;
 
 use crate::array::Array;
-use crate::attention::{check_places, whole};
+use crate::attention::{check_places, scales, whole};
 use crate::call::{Call, present};
 use crate::error::{self, Class, Problem};
 use crate::indices::known_i32;
@@ -26,6 +26,8 @@ struct Options<'a, 'py> {
     sin: Maybe<'a, 'py>,
     pairing: &'a str,
     rotary_dim: Option<usize>,
+    /// Of keys and values of 8-bit floats.
+    scales: [Maybe<'a, 'py>; 2],
     out: Maybe<'a, 'py>,
     stream: Maybe<'a, 'py>,
 }
@@ -110,12 +112,20 @@ fn append<'py>(
     if let Some((table, paged)) = block_table.as_ref().zip(paged) {
         table.expect_shape(&[batch, paged.pages])?;
     }
-    let [outer, rows, ..]: [usize; 4] = call.read(("k_cache", k_cache))?.extents()?;
+    let cache = |argument, object| -> PyResult<Array<'py>> {
+        let array = call.read((argument, object))?;
+        if !array.dtype.is_float8() {
+            array.expect_dtype(k.dtype)?;
+        }
+        Ok(array)
+    };
+    let (k_cache, v_cache) = (cache("k_cache", k_cache)?, cache("v_cache", v_cache)?);
+    let caches = [("k_cache", k_cache.dtype), ("v_cache", v_cache.dtype)];
+    let ([k_scale, v_scale], float8) = scales((&call, OP), caches, o.scales, heads)?;
+    let [outer, rows, ..]: [usize; 4] = k_cache.extents()?;
     let outer = if paged.is_some() { outer } else { batch };
-    let cache =
-        |argument, object, width| call.updated_strided((argument, object), &k, &[outer, rows, heads, width]);
-    let (to_k, of_k_cache) = cache("k_cache", k_cache, head_dim)?;
-    let (to_v, of_v_cache) = cache("v_cache", v_cache, value_dim)?;
+    let (to_k, of_k_cache) = call.updated_strided(k_cache, &[outer, rows, heads, head_dim])?;
+    let (to_v, of_v_cache) = call.updated_strided(v_cache, &[outer, rows, heads, value_dim])?;
     let rotated = of_q.map(|of_q| {
         let (y, strides) = call.strided_output(("out", o.out), &k, &of_q.shape)?;
         PyResult::Ok((y, Layout { strides: strides[..].try_into().unwrap_or_default(), ..of_q }))
@@ -132,17 +142,32 @@ fn append<'py>(
         rotation,
         key_lengths: key_lengths.is_some(),
         paged,
+        float8,
     };
     check(&call, (key_lengths.as_ref(), block_table.as_ref()), &desc)?;
     let plan = call.plan(&PLANS, &desc)?;
     let [cos, sin] = [0, 1].map(|which| tables.as_ref().map(|tables| &tables[which]));
-    let inputs = [q.as_ref(), Some(&k), Some(&v), cos, sin, key_lengths.as_ref(), block_table.as_ref()];
+    let of_cache = [&key_lengths, &block_table, &k_scale, &v_scale].map(Option::as_ref);
+    let [key_lengths, block_table, k_scale, v_scale] = of_cache;
+    let inputs = [q.as_ref(), Some(&k), Some(&v), cos, sin, key_lengths, block_table, k_scale, v_scale];
     let outputs = [y, Some(to_k), Some(to_v)];
     let [y, ..] = call.run_some(inputs, outputs, move |stream, inputs, [q_rotated, k_cache, v_cache]| {
-        let [q, k, v, cos, sin, key_lengths, block_table] = inputs;
+        let [q, k, v, cos, sin, key_lengths, block_table, k_scale, v_scale] = inputs;
         let (k, v, k_cache, v_cache) = (present(k), present(v), present(k_cache), present(v_cache));
-        let args =
-            AppendKvCacheArgs { q, k, v, cos, sin, key_lengths, block_table, q_rotated, k_cache, v_cache };
+        let args = AppendKvCacheArgs {
+            q,
+            k,
+            v,
+            cos,
+            sin,
+            key_lengths,
+            block_table,
+            k_scale,
+            v_scale,
+            q_rotated,
+            k_cache,
+            v_cache,
+        };
         Ok(plan.launch(stream, args)?)
     })?;
     Ok(y)
@@ -156,6 +181,9 @@ fn append<'py>(
 /// Without, the new tokens are all that a sequence has. block_table: int32, [batch, pages of a sequence], where k_cache and v_cache are
 /// pages [pages, rows, num_kv_heads, head_dim] with rows a power of two from 16 on.
 ///
+/// k_cache and v_cache may be float8_e4m3fn beside k and v of float16 or bfloat16, from sm_89 on: elements are divided by k_scale or v_scale,
+/// float32, [1] or [num_kv_heads], and rounded to nearest even; what is beyond 448 becomes 448, and NaN stays.
+///
 /// cos, sin: [rows, rotary_dim / 2], or [rows, rotary_dim] with each number twice, float32 or the dtype of k: keys are rotated by the angle of
 /// their position. pairing, rotary_dim: as of `rotary_embedding`. q: [batch, steps, heads, head_dim], rotated by the same angles; then the result is
 /// the rotated queries, in row-major order or in `out`, which may be q itself. Otherwise it is None. A position without a row gives NaN.
@@ -164,7 +192,7 @@ fn append<'py>(
 /// last key that has a place, or in a page that there is not. On the host such lengths and pages are refused, but for lengths from 0 on; see
 /// `validate_indices`. Lengths and pages are read on the GPU, so that a CUDA graph can run again with others.
 #[pyfunction]
-#[pyo3(signature = (k, v, k_cache, v_cache, *, key_lengths=None, block_table=None, q=None, cos=None, sin=None, pairing="half", rotary_dim=None, out=None, stream=None))]
+#[pyo3(signature = (k, v, k_cache, v_cache, *, key_lengths=None, block_table=None, q=None, cos=None, sin=None, pairing="half", rotary_dim=None, k_scale=None, v_scale=None, out=None, stream=None))]
 #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
 pub(crate) fn append_kv_cache<'py>(
     k: &Object<'py>,
@@ -178,9 +206,12 @@ pub(crate) fn append_kv_cache<'py>(
     sin: Maybe<'_, 'py>,
     pairing: &str,
     rotary_dim: Option<usize>,
+    k_scale: Maybe<'_, 'py>,
+    v_scale: Maybe<'_, 'py>,
     out: Maybe<'_, 'py>,
     stream: Maybe<'_, 'py>,
 ) -> PyResult<Option<Object<'py>>> {
-    let options = Options { key_lengths, block_table, q, cos, sin, pairing, rotary_dim, out, stream };
+    let scales = [k_scale, v_scale];
+    let options = Options { key_lengths, block_table, q, cos, sin, pairing, rotary_dim, scales, out, stream };
     append([k, v], [k_cache, v_cache], &options)
 }

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use warpwright_ops::attention::Paged;
+use warpwright_ops::attention::{CacheScale, Float8Cache, Paged};
 use warpwright_ops::kv_cache::reference::{Places, place, position};
 use warpwright_ops::kv_cache::{AppendKvCacheArgs, AppendKvCacheDesc, CacheRotation};
 use warpwright_ops::plan::Layout;
 use warpwright_ops::rotary::{Pairing, RotaryTables, reference};
-use warpwright_ops::{Direction, Operation};
+use warpwright_ops::{Direction, Operation, PlanError};
 use warpwright_ptx::DType;
 use warpwright_runtime::TensorRef;
 
@@ -59,6 +59,8 @@ struct Situation {
     /// Elements past an aligned address.
     lead: usize,
     in_place: bool,
+    /// Scales of keys and values of a cache of e4m3.
+    float8: Option<[CacheScale; 2]>,
 }
 
 #[derive(Debug)]
@@ -84,7 +86,11 @@ const PLAIN: Situation = Situation {
     input: Input::Normal,
     lead: 0,
     in_place: false,
+    float8: None,
 };
+
+const TENSOR: Option<[CacheScale; 2]> = Some([CacheScale::PerTensor; 2]);
+const HEAD: Option<[CacheScale; 2]> = Some([CacheScale::PerHead; 2]);
 
 fn situations(scope: Scope) -> Vec<Situation> {
     let neighbours = Rotated { pairing: Pairing::Interleaved, ..HALVES };
@@ -116,6 +122,31 @@ fn situations(scope: Scope) -> Vec<Situation> {
         },
         Situation { head_dim: 9, rotated: Some(Rotated { dim: 6, wide: true, ..neighbours }), ..paged },
         Situation { steps: 0, ..PLAIN },
+        // Caches of e4m3: rotated in both ways, copied, in pages, misaligned, and numbers beyond the largest.
+        Situation { float8: TENSOR, ..PLAIN },
+        Situation { batch: 8, steps: 3, rotated: Some(neighbours), float8: HEAD, ..paged },
+        Situation { steps: 20, lengths: false, heads: [8, 8], value_dim: 16, float8: HEAD, ..PLAIN },
+        Situation { rotated: None, heads: [0, 3], value_dim: 48, float8: TENSOR, ..paged },
+        Situation { rotated: None, heads: [0, 3], head_dim: 9, value_dim: 5, lead: 1, float8: HEAD, ..PLAIN },
+        Situation {
+            steps: 2,
+            heads: [3, 9],
+            head_dim: 48,
+            rotated: Some(Rotated { dim: 16, repeated: true, wide: true, ..HALVES }),
+            in_place: true,
+            cache: Rows::ByHeads,
+            float8: HEAD,
+            ..paged
+        },
+        Situation { steps: 17, input: Input::Hostile, float8: TENSOR, ..PLAIN },
+        Situation {
+            steps: 17,
+            rotated: None,
+            heads: [0, 2],
+            input: Input::Magnitudes,
+            float8: HEAD,
+            ..PLAIN
+        },
         Situation { steps: 17, input: Input::Hostile, ..PLAIN },
     ];
     if scope == Scope::Full {
@@ -147,7 +178,8 @@ fn situations(scope: Scope) -> Vec<Situation> {
 pub(crate) fn cases(scope: Scope) -> Vec<Case> {
     let mut out = Vec::new();
     for dtype in DType::FLOATS {
-        for situation in situations(scope) {
+        let half = matches!(dtype, DType::F16 | DType::BF16);
+        for situation in situations(scope).into_iter().filter(|s| half || s.float8.is_none()) {
             let Situation { batch, steps, heads, head_dim, value_dim, rotated, capacity, page, .. } =
                 situation;
             let Situation { lengths, new, cache, input, lead, in_place, .. } = situation;
@@ -173,13 +205,17 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
             ] {
                 words.push_str(if holds { word } else { "" });
             }
+            if let Some(scales) = situation.float8 {
+                words.push_str(&format!(", e4m3, {scales:?}"));
+            }
             out.push(Case {
                 op: "append_kv_cache",
                 direction: Direction::Forward,
                 dtype,
                 shape: vec![batch, steps, heads[0], head_dim],
                 input: words,
-                budget: budget::elementwise(dtype),
+                // Codes of 8-bit floats are computed as kernels do.
+                budget: if situation.float8.is_some() { budget::EXACT } else { budget::elementwise(dtype) },
                 subject: Arc::new(AppendSubject { dtype, situation }),
             });
         }
@@ -231,10 +267,46 @@ impl AppendSubject {
         page.map(|rows| (capacity.div_ceil(rows), batch * capacity.div_ceil(rows) + 1))
     }
 
-    fn filled(&self, shape: [usize; 4], rows: Rows, salt: u64) -> Filled {
+    fn filled(&self, dtype: DType, shape: [usize; 4], rows: Rows, salt: u64) -> Filled {
         let layout = laid_out(shape, rows);
         let values = self.situation.input.values(shape.iter().product(), salt);
-        Filled { layout, values: values.into_iter().map(|x| storage::round(self.dtype, x)).collect() }
+        Filled { layout, values: values.into_iter().map(|x| storage::round(dtype, x)).collect() }
+    }
+
+    fn cache_dtype(&self) -> DType {
+        if self.situation.float8.is_some() { DType::F8E4M3 } else { self.dtype }
+    }
+
+    /// The scales of the keys (`which` 0) or values: no powers of two.
+    fn scales(&self, which: usize) -> Option<Vec<f64>> {
+        let heads = match self.situation.float8?[which] {
+            CacheScale::PerTensor => 1,
+            CacheScale::PerHead => self.situation.heads[1],
+        };
+        Some((0..heads).map(|head| f64::from(0.013 + 0.7 * head as f32 + which as f32)).collect())
+    }
+
+    /// The codes of a head of the keys or values where scales are given: in `f32`, step by step as the kernel computes.
+    fn coded(&self, x: &[f32], which: usize, head: usize) -> Option<Vec<Expected>> {
+        let scales = self.scales(which)?;
+        let scale = scales[head % scales.len()] as f32;
+        let code = |x: &f32| Expected::exactly(storage::round(DType::F8E4M3, f64::from(x / scale)));
+        Some(x.iter().map(code).collect())
+    }
+
+    /// A head at a position, rotated in `f32`, step by step as the kernel computes.
+    fn turned_f32(&self, x: &[f64], [cos, sin]: [&[f64]; 2], pairing: Pairing) -> Vec<f32> {
+        let mut y: Vec<f32> = x.iter().map(|x| *x as f32).collect();
+        for (pair, (cos, sin)) in cos.iter().zip(sin).enumerate() {
+            let (cos, sin) = (*cos as f32, *sin as f32);
+            let [first, second] = match pairing {
+                Pairing::Half => [pair, pair + self.situation.rotated.map_or(0, |rotated| rotated.dim / 2)],
+                Pairing::Interleaved => [2 * pair, 2 * pair + 1],
+            };
+            let [a, b] = [y[first], y[second]];
+            (y[first], y[second]) = (a * cos - b * sin, b * cos + a * sin);
+        }
+        y
     }
 
     fn cache(&self, width: usize, salt: u64) -> Filled {
@@ -243,7 +315,7 @@ impl AppendSubject {
             (Some((_, count)), Some(rows)) => [count, rows],
             _ => [batch, capacity],
         };
-        self.filled([outer, rows, heads[1], width], cache, salt)
+        self.filled(self.cache_dtype(), [outer, rows, heads[1], width], cache, salt)
     }
 
     fn lengths(&self) -> Option<Vec<i64>> {
@@ -296,10 +368,22 @@ impl AppendSubject {
         table.chunks(dim / 2).flat_map(row).collect()
     }
 
-    /// The expected head at a position, rotated.
-    fn turned(&self, x: &[f64], [cos, sin]: &[Vec<f64>; 2], position: i64) -> Vec<Expected> {
+    /// A head as it is stored at a position: of the queries, or of a key head.
+    fn turned(
+        &self,
+        x: &[f64],
+        [cos, sin]: &[Vec<f64>; 2],
+        (position, key_head): (i64, Option<usize>),
+    ) -> Vec<Expected> {
+        let stored = |y: &[f32]| match key_head.and_then(|head| self.coded(y, 0, head)) {
+            Some(codes) => codes,
+            None => y.iter().map(|y| Expected::exactly(storage::round(self.dtype, f64::from(*y)))).collect(),
+        };
         let Some(Rotated { dim, pairing, .. }) = self.situation.rotated else {
-            return x.iter().map(|x| Expected::exactly(*x)).collect();
+            return match self.situation.float8 {
+                Some(_) => stored(&self.turned_f32(x, [&[], &[]], Pairing::Half)),
+                None => x.iter().map(|x| Expected::exactly(*x)).collect(),
+            };
         };
         let (pairs, rows) = (dim / 2, self.tables().rows);
         let row = usize::try_from(position).ok().filter(|row| *row < rows);
@@ -308,6 +392,9 @@ impl AppendSubject {
             None => vec![f64::NAN; pairs],
         };
         let (cos, sin) = (of(cos), of(sin));
+        if self.situation.float8.is_some() {
+            return stored(&self.turned_f32(x, [&cos, &sin], pairing));
+        }
         let y = reference::forward(x, &cos, &sin, pairing);
         let scales = reference::scale(x, &cos, &sin, pairing);
         let one = |(value, scale)| Expected { value, scale, underflow: f64::from(f32::MIN_POSITIVE) };
@@ -328,6 +415,7 @@ impl AppendSubject {
             rotation: rotated.map(rotation),
             key_lengths: lengths,
             paged: self.pages().map(|(pages, _)| Paged { pages }),
+            float8: self.situation.float8.map(|[k_scale, v_scale]| Float8Cache { k_scale, v_scale }),
         }
     }
 }
@@ -336,7 +424,7 @@ impl Subject for AppendSubject {
     fn run(&self, bench: &mut Bench<'_>) -> Result<Comparison, CaseError> {
         let Situation { batch, steps, heads, head_dim, value_dim, lead, in_place, .. } = self.situation;
         let Situation { capacity, page, rotated, new, .. } = self.situation;
-        let of = |heads, width, salt| self.filled([batch, steps, heads, width], new, salt);
+        let of = |heads, width, salt| self.filled(self.dtype, [batch, steps, heads, width], new, salt);
         let (q, k, v) = (of(heads[0], head_dim, 1), of(heads[1], head_dim, 2), of(heads[1], value_dim, 3));
         let (k_cache, v_cache) = (self.cache(head_dim, 4), self.cache(value_dim, 5));
         let (lengths, table, tables) = (self.lengths(), self.table(), self.draw_tables());
@@ -352,24 +440,29 @@ impl Subject for AppendSubject {
             let at = position(length, steps, step);
             for head in 0..heads[0] {
                 let index = [b, step, head];
-                put(&mut of_q, q.first(index), self.turned(q.head(index), &tables, at));
+                put(&mut of_q, q.first(index), self.turned(q.head(index), &tables, (at, None)));
             }
             let Some([page, row]) = place(places, b, at) else { continue };
             for head in 0..heads[1] {
                 let (from, to) = ([b, step, head], [page, row, head]);
-                put(&mut of_k, k_cache.first(to), self.turned(k.head(from), &tables, at));
-                let values = v.head(from).iter().map(|x| Expected::exactly(*x)).collect();
-                put(&mut of_v, v_cache.first(to), values);
+                put(&mut of_k, k_cache.first(to), self.turned(k.head(from), &tables, (at, Some(head))));
+                let whole: Vec<f32> = v.head(from).iter().map(|x| *x as f32).collect();
+                let exact = || v.head(from).iter().map(|x| Expected::exactly(*x)).collect();
+                put(&mut of_v, v_cache.first(to), self.coded(&whole, 1, head).unwrap_or_else(exact));
             }
         }
         let desc = self.desc([&q, &k, &v, &k_cache, &v_cache].map(|x| x.layout));
         let input = |name, of: &Filled| bench.input(name, self.dtype, &of.values, lead);
+        let cache = |name, of: &Filled| bench.input(name, self.cache_dtype(), &of.values, lead);
+        let scale =
+            |name, which: usize| bench.optional_input(name, DType::F32, self.scales(which).as_ref(), 0);
         let integers = |name, numbers: &Option<Vec<i64>>| {
             let values = numbers.as_ref().map(|all| all.iter().map(|n| *n as f64).collect::<Vec<f64>>());
             bench.optional_input(name, DType::I32, values.as_ref(), 0)
         };
         let (x_q, x_k, x_v) = (input("q", &q)?, input("k", &k)?, input("v", &v)?);
-        let (mut y_k, mut y_v) = (input("k_cache", &k_cache)?, input("v_cache", &v_cache)?);
+        let (mut y_k, mut y_v) = (cache("k_cache", &k_cache)?, cache("v_cache", &v_cache)?);
+        let (k_scale, v_scale) = (scale("k_scale", 0)?, scale("v_scale", 1)?);
         let mut y_q = match in_place {
             true => input("q_rotated", &q)?,
             false => bench.output("q_rotated", self.dtype, q.values.len(), lead)?,
@@ -382,6 +475,15 @@ impl Subject for AppendSubject {
         let (key_lengths, block_table) =
             (integers("key_lengths", &lengths)?, integers("block_table", &table)?);
         let (target, given) = (bench.target(), heads[0] > 0);
+        // Conversions of 8-bit floats are missing before.
+        if self.situation.float8.is_some() && target.sm < 89 {
+            return match desc.plan(target) {
+                Err(PlanError::Target { needs: 89, .. }) => Ok(Comparison::default()),
+                Err(other) => Err(other.into()),
+                // A plan that there should not be fails as an infinite error.
+                Ok(_) => Ok(Comparison { element: f64::INFINITY, ..Comparison::default() }),
+            };
+        }
         bench.launch(|stream| {
             let args = AppendKvCacheArgs {
                 q: (given && !in_place).then(|| x_q.laid_out(&q.layout)).transpose()?,
@@ -391,6 +493,8 @@ impl Subject for AppendSubject {
                 sin: flat(&sin)?,
                 key_lengths: flat(&key_lengths)?,
                 block_table: flat(&block_table)?,
+                k_scale: flat(&k_scale)?,
+                v_scale: flat(&v_scale)?,
                 q_rotated: given.then(|| y_q.laid_out_mut(&q.layout)).transpose()?,
                 k_cache: y_k.laid_out_mut(&k_cache.layout)?,
                 v_cache: y_v.laid_out_mut(&v_cache.layout)?,

@@ -50,7 +50,7 @@ impl CacheScale {
 }
 
 /// A cache whose keys and values are of [`DType::F8E4M3`] (Micikevicius et al. 2022, arXiv:2209.05433): each element stands for itself
-/// times an f32 scale, positive and finite, of the keys or of the values. From sm_89 on.
+/// times an f32 scale, from 2^-126 to 2^126, of the keys or of the values. From sm_89 on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Float8Cache {
     /// The scale of the keys.

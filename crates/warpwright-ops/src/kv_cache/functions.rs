@@ -5,7 +5,7 @@ use warpwright_runtime::{Stream, Tensor, TensorMut, TensorRef};
 use super::{AppendKvCacheArgs, AppendKvCacheDesc, CacheRotation, OP, refused};
 use crate::Error;
 use crate::PlanError;
-use crate::attention::Paged;
+use crate::attention::{Float8Cache, Paged};
 use crate::plan::{Layout, PlanCache};
 use crate::rotary::{Pairing, tables_of};
 
@@ -20,6 +20,18 @@ pub struct KvCache<'a> {
     pub key_lengths: Option<TensorRef<'a>>,
     /// The pages of each sequence: `[batch, pages]` in i32.
     pub block_table: Option<TensorRef<'a>>,
+    /// The scale of keys of e4m3, by which attention multiplies them: `[1]` or `[num_kv_heads]` in f32; see [`Float8Cache`].
+    pub k_scale: Option<TensorRef<'a>>,
+    /// The scale of values of e4m3, likewise.
+    pub v_scale: Option<TensorRef<'a>>,
+}
+
+impl<'a> KvCache<'a> {
+    /// A cache that holds the new keys and values alone, without pages and scales.
+    pub fn new(k: impl Into<TensorMut<'a>>, v: impl Into<TensorMut<'a>>) -> Self {
+        let (k, v) = (k.into(), v.into());
+        Self { k, v, key_lengths: None, block_table: None, k_scale: None, v_scale: None }
+    }
 }
 
 /// How [`append_kv_cache_rotary`] rotates queries and keys.
@@ -66,12 +78,14 @@ fn launch<'a>(
     rotary: Option<CacheRotary<'a>>,
     cache: KvCache<'a>,
 ) -> Result<(), Error> {
-    let KvCache { k: k_cache, v: v_cache, key_lengths, block_table } = cache;
+    let KvCache { k: k_cache, v: v_cache, key_lengths, block_table, k_scale, v_scale } = cache;
     let paged = block_table.as_ref().map(|table| match *table.shape() {
         [_, pages] => Ok(Paged { pages }),
         _ => Err(refused("block_table", format!("{:?}", table.shape()), "[batch, pages]")),
     });
     let of_k = layout("k", &k)?;
+    let scales = [&k_scale, &v_scale].map(|scale| scale.as_ref().map(TensorRef::shape));
+    let caches = [("k_cache", k_cache.reading().dtype()), ("v_cache", v_cache.reading().dtype())];
     let desc = AppendKvCacheDesc {
         dtype: k.dtype(),
         q: of_q,
@@ -82,10 +96,24 @@ fn launch<'a>(
         rotation: rotary.map(|rotary| rotary.describe(of_k.shape[3])).transpose()?,
         key_lengths: key_lengths.is_some(),
         paged: paged.transpose()?,
+        float8: Float8Cache::describe(OP, caches, scales, of_k.shape[2])?,
     };
     let plan = PLANS.get(&desc, stream.device().target())?;
     let (cos, sin) = (rotary.map(|rotary| rotary.cos), rotary.map(|rotary| rotary.sin));
-    let args = AppendKvCacheArgs { q, k, v, cos, sin, key_lengths, block_table, q_rotated, k_cache, v_cache };
+    let args = AppendKvCacheArgs {
+        q,
+        k,
+        v,
+        cos,
+        sin,
+        key_lengths,
+        block_table,
+        k_scale,
+        v_scale,
+        q_rotated,
+        k_cache,
+        v_cache,
+    };
     Ok(plan.launch(stream, args)?)
 }
 
@@ -93,7 +121,7 @@ fn launch<'a>(
 /// the [module](crate::kv_cache).
 ///
 /// `k` and `v` are `[batch, steps, num_kv_heads, head_dim]` of f32, f64, f16 or bf16, with any strides but 1 in the last dimension; the head_dim
-/// of `v` may differ.
+/// of `v` may differ. The caches are of that type, or of e4m3 with scales.
 ///
 /// ```
 /// # fn main() -> Result<(), warpwright::Error> {
@@ -107,8 +135,7 @@ fn launch<'a>(
 /// let new = Tensor::from_slice(&device, &[1.0f32, 2.0], &[1, 1, 1, 2])?;
 /// // With the new one the sequence has three keys.
 /// let lengths = Tensor::from_slice(&device, &[3i32], &[1])?;
-/// let cache =
-///     KvCache { k: keys.as_mut(), v: values.as_mut(), key_lengths: Some(lengths.as_ref()), block_table: None };
+/// let cache = KvCache { key_lengths: Some(lengths.as_ref()), ..KvCache::new(&mut keys, &mut values) };
 /// append_kv_cache(&stream, &new, &new, cache)?;
 /// assert_eq!(keys.to_vec_on::<f32>(&stream)?, [0.0, 0.0, 0.0, 0.0, 1.0, 2.0, 0.0, 0.0]);
 /// # Ok(())
@@ -116,7 +143,8 @@ fn launch<'a>(
 /// ```
 ///
 /// # Errors
-/// [`Error::Plan`] if shapes do not fit each other or an element type is none of those. [`Error::Runtime`] if lengths or block table are not
+/// [`Error::Plan`] if shapes do not fit each other, an element type is none of those, or there are caches of e4m3 without scales or before sm_89.
+/// [`Error::Runtime`] if lengths or block table are not
 /// contiguous. Tokens without a place in the cache are not written; [`check_key_lengths`](crate::attention::check_key_lengths) and
 /// [`check_block_table`](crate::attention::check_block_table) find them on the host.
 pub fn append_kv_cache<'a>(
@@ -147,8 +175,7 @@ pub fn append_kv_cache<'a>(
 /// let cos = Tensor::from_slice(&device, &[1.0f32, 0.0], &[2, 1])?;
 /// let sin = Tensor::from_slice(&device, &[0.0f32, 1.0], &[2, 1])?;
 /// let lengths = Tensor::from_slice(&device, &[2i32], &[1])?;
-/// let cache =
-///     KvCache { k: keys.as_mut(), v: values.as_mut(), key_lengths: Some(lengths.as_ref()), block_table: None };
+/// let cache = KvCache { key_lengths: Some(lengths.as_ref()), ..KvCache::new(&mut keys, &mut values) };
 /// let q = append_kv_cache_rotary(&stream, &new, &new, &new, CacheRotary::new(&cos, &sin), cache)?;
 /// assert_eq!(q.to_vec_on::<f32>(&stream)?, [-2.0, 1.0]);
 /// assert_eq!(keys.to_vec_on::<f32>(&stream)?, [0.0, 0.0, -2.0, 1.0]);
@@ -192,7 +219,7 @@ pub fn append_kv_cache_rotary<'a>(
 /// // Half a turn.
 /// let cos = Tensor::from_slice(&device, &[-1.0f32], &[1, 1])?;
 /// let sin = Tensor::from_slice(&device, &[0.0f32], &[1, 1])?;
-/// let cache = KvCache { k: keys.as_mut(), v: values.as_mut(), key_lengths: None, block_table: None };
+/// let cache = KvCache::new(&mut keys, &mut values);
 /// append_kv_cache_rotary_in_place(&stream, &mut q, &new, &new, CacheRotary::new(&cos, &sin), cache)?;
 /// assert_eq!(q.to_vec_on::<f32>(&stream)?, [-3.0, -4.0]);
 /// assert_eq!(keys.to_vec_on::<f32>(&stream)?, [-1.0, -2.0]);

@@ -1,11 +1,11 @@
-//! The kernel: a thread has two vectors of each of some heads of a new token, of queries and keys, which it rotates, or of values.
+//! The kernels: a thread has two vectors of each of some heads of a new token, of queries and keys, which it rotates, or of values.
 
 use warpwright_dsl::divide::DivisorArgs;
 use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 
 use super::OP;
-use crate::rotary::kernel::{Group, Heads, HeadsArgs, Rotate, Rotation};
+use crate::rotary::kernel::{Group, Head, Heads, HeadsArgs, Rotate, Rotation};
 use crate::rotary::tuning::THREADS;
 
 kernel_args! {
@@ -27,9 +27,19 @@ kernel_args! {
     }
 }
 
+kernel_args! {
+    /// The same with scales of keys and of values of 8-bit floats, and numbers from that of a head to that of the next: 0 if there is one
+    /// for all.
+    pub(super) struct ScaledArgs => ScaledParams { of: Args, k_scale: In<f32>, v_scale: In<f32>, steps: [u32; 2] }
+}
+
 /// The kernel with the configuration of one that rotates.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Append(pub(super) Rotate);
+
+/// The same for caches of e4m3.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AppendScaled(pub(super) Rotate);
 
 /// A new token: batch and step, its position in its sequence, and where in the cache it goes, if it has a place there.
 #[derive(Clone, Copy)]
@@ -95,29 +105,8 @@ impl Append {
         let group = of_q.select(group, group - a.q_groups);
         let to = of_q.select_all(&token.at, &token.place);
         let heads = Group { to, written: Some(of_q | token.fits), ..some_of(of, token, group, a.group) };
-        let rotation = Rotation {
-            cos: a.cos,
-            sin: a.sin,
-            rows: a.rows,
-            row_len: a.row_len,
-            of_batch: None,
-            rotary_dim: a.rotary_dim,
-            inverse: None,
-        };
-        k.if_else(
-            chunk.lt(a.rotating),
-            || {
-                let angles = rotate.angles::<A>(rotation, token.position, chunk);
-                let chunk = rotate.rotating(rotation, chunk);
-                rotate.each(k, heads, &chunk, |x| rotate.rotated(k, &angles, x));
-            },
-            || {
-                let chunk = rotate.copying(chunk - a.rotating, a.rotary_dim, a.copying, a.head_dim);
-                // In place they are there.
-                let elsewhere = of.x.data.address().ne(of.y.data.address());
-                k.if_(elsewhere, || rotate.each::<A>(k, heads, &chunk, |x| x));
-            },
-        );
+        let rounded = |x: [Lanes<'k, A>; 2], ()| x.map(|x| Packed::round(k, rotate.dtype, x));
+        turn(k, rotate, (a, token, chunk), heads, |_| (), rounded, |x, ()| x);
     }
 
     /// Heads of values, which go to the cache as they are.
@@ -125,7 +114,129 @@ impl Append {
         let (rotate, (group, chunk)) = (self.0, a.value_chunks.divide(unit));
         let chunk = rotate.copying(chunk, k.lit(0u32), a.value_copying, a.value_dim);
         let heads = some_of(a.v, token, group, a.group);
-        rotate.each::<A>(k, heads, &chunk, |x| x);
+        rotate.each::<A, _>(k, heads, &chunk, |_| (), |x, ()| x);
+    }
+}
+
+impl AccumulateKernel for AppendScaled {
+    type Args = ScaledArgs;
+
+    fn spec(&self) -> KernelSpec {
+        let Self(rotate) = self;
+        let spec = rotate.spec_of(&format!("{OP}_{}", DType::F8E4M3));
+        let (common, table) = (rotate.dtype, rotate.table);
+        let dtypes = DTypes::all(common).with("of.cos", table).with("of.sin", table);
+        let dtypes = dtypes.with("of.k.y", DType::F8E4M3).with("of.v.y", DType::F8E4M3);
+        spec.dtypes(dtypes)
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ScaledParams<'k>) {
+        k.after_previous_grid();
+        let (Self(rotate), of) = (*self, a.of);
+        let thread = k.block_idx_x() * THREADS + k.thread_idx();
+        k.if_(thread.lt(of.threads), || {
+            let (number, unit) = of.units.divide(thread);
+            let (batch, step) = of.steps.divide(number);
+            let token = of.cache.token(k, [batch, step], of.steps.divisor);
+            let of_heads = || {
+                let (group, chunk) = of.chunks.divide(unit);
+                let at = (of, token, chunk);
+                k.if_else(
+                    group.lt(of.q_groups),
+                    || {
+                        let heads = some_of(of.q, token, group, of.group);
+                        let heads = Group { to: token.at, written: None, ..heads };
+                        let rounded = |x: [Lanes<'k, A>; 2], ()| x.map(|x| Packed::round(k, rotate.dtype, x));
+                        turn(k, rotate, at, heads, |_| (), rounded, |x, ()| x);
+                    },
+                    || {
+                        let heads = some_of(of.k, token, group - of.q_groups, of.group);
+                        let scale = |head| Scale::of(a.k_scale, a.steps[0], head);
+                        let rounded = |x: [Lanes<'k, A>; 2], scale: Scale<'k, A>| scale.codes(k, x);
+                        let copied = |x: [Packed<'k, A>; 2], scale| rounded(x.map(|x| x.lanes()), scale);
+                        turn(k, rotate, at, heads, scale, rounded, copied);
+                    },
+                );
+            };
+            let values = || {
+                let (group, chunk) = of.value_chunks.divide(unit - of.of_keys);
+                let chunk = rotate.copying(chunk, k.lit(0u32), of.value_copying, of.value_dim);
+                let heads = some_of(of.v, token, group, of.group);
+                let scale = |head| Scale::of(a.v_scale, a.steps[1], head);
+                let codes = |x: [Packed<'k, A>; 2], scale: Scale<'k, A>| scale.codes(k, x.map(|x| x.lanes()));
+                rotate.each(k, heads, &chunk, scale, codes);
+            };
+            k.if_else(unit.lt(of.of_keys), of_heads, values);
+        });
+    }
+}
+
+/// A chunk of heads of queries or keys: rotated by the angles of their token, of which `rounded` makes what is stored with what is
+/// `known` of the head, or copied.
+fn turn<'k, A: Accumulate, S>(
+    k: K<'k>,
+    rotate: Rotate,
+    (a, token, chunk): (Params<'k>, Token<'k>, U32<'k>),
+    heads: Group<'k>,
+    known: impl Fn(Head<'k>) -> S,
+    rounded: impl Fn([Lanes<'k, A>; 2], S) -> [Packed<'k, A>; 2],
+    copied: impl Fn([Packed<'k, A>; 2], S) -> [Packed<'k, A>; 2],
+) {
+    let rotation = Rotation {
+        cos: a.cos,
+        sin: a.sin,
+        rows: a.rows,
+        row_len: a.row_len,
+        of_batch: None,
+        rotary_dim: a.rotary_dim,
+        inverse: None,
+    };
+    k.if_else(
+        chunk.lt(a.rotating),
+        || {
+            let angles = rotate.angles::<A>(rotation, token.position, chunk);
+            let chunk = rotate.rotating(rotation, chunk);
+            rotate.each(k, heads, &chunk, &known, |x, known| rounded(rotate.unrounded(&angles, x), known));
+        },
+        || {
+            let chunk = rotate.copying(chunk - a.rotating, a.rotary_dim, a.copying, a.head_dim);
+            // In place they are there.
+            let elsewhere = heads.of.x.data.address().ne(heads.of.y.data.address());
+            k.if_(elsewhere, || rotate.each(k, heads, &chunk, &known, copied));
+        },
+    );
+}
+
+/// The scale of a head.
+struct Scale<'k, A: Accumulate> {
+    scale: Reg<'k, A>,
+    reciprocal: Reg<'k, A>,
+    /// A magnitude from which on elements are beyond the largest number.
+    beyond: Reg<'k, A>,
+}
+
+impl<'k, A: Accumulate> Scale<'k, A> {
+    /// A multiple of the scale beyond the largest number.
+    const BEYOND: f64 = 512.0;
+
+    /// That of a head, of which the next has its own `step` numbers further on.
+    fn of(scales: Ptr<'k, Read, f32>, step: U32<'k>, head: Head<'k>) -> Self {
+        let at = scales.at((head.first + head.further) * step);
+        let at = head.there.map_or(at, |there| at.only_where(there, Fill::Zero));
+        let scale = at.get::<f32>().convert::<A>();
+        Self { scale, reciprocal: 1.0 / scale, beyond: scale * Self::BEYOND }
+    }
+
+    /// Elements by the scale, as they are rounded to e4m3. A product with the rounded reciprocal and one correction are the rounded quotient
+    /// (Markstein 1990, "Computation of elementary functions on the IBM RISC System/6000 processor") where nothing overflows.
+    fn codes(&self, k: K<'k>, x: [Lanes<'k, A>; 2]) -> [Packed<'k, A>; 2] {
+        let quotient = |x: Reg<'k, A>| {
+            let x = x.minimum(self.beyond).maximum(-self.beyond);
+            let quotient = x * self.reciprocal;
+            let rest = (-quotient).mul_add(self.scale, x);
+            rest.mul_add(self.reciprocal, quotient)
+        };
+        x.map(|x| Packed::round(k, DType::F8E4M3, x.map(quotient)))
     }
 }
 

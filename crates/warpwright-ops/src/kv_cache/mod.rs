@@ -13,9 +13,13 @@
 //! | `key_lengths` | `[batch]`, i32 | contiguous |
 //! | `block_table` | `[batch, pages]`, i32: the pages of each sequence, see [`Paged`] | contiguous |
 //! | `k_cache`, `v_cache` | `[batch, capacity, num_kv_heads, head_dim]`; with pages `[pages, rows of a page, num_kv_heads, head_dim]` | any strides, the last 1 |
+//! | `k_scale`, `v_scale` | `[1]` or `[num_kv_heads]`, f32: those of a [`Float8Cache`] | contiguous |
 //!
 //! Pairs, tables and elements from `rotary_dim` on are those of [`rotary`](mod@crate::rotary): what has a position without a row in the tables
 //! is NaN where it would be rotated. Without rotation keys are copied, and there are no queries.
+//!
+//! Caches may be of e4m3 beside queries, keys and values of f16 or bf16 (a [`Float8Cache`], from sm_89 on): `round(x / scale)` in f32, where `x` is
+//! the element, rotated and not rounded before; to nearest even, what is beyond 448, infinities too, becomes 448, and NaN stays.
 //!
 //! Nothing is written outside of the caches, and nothing for tokens that have no place there: those of a negative position (a sequence of
 //! length 0 keeps its place in a batch, and one of fewer keys than steps gets the last of them), of a position from `capacity` on, or of
@@ -37,13 +41,13 @@ use warpwright_dsl::{Optional, Strided};
 use warpwright_ptx::{DType, Target};
 
 use crate::PlanError;
-use crate::attention::Paged;
+use crate::attention::{CacheScale, Float8Cache, Paged};
 use crate::catalogue::Direction;
 use crate::plan::{self, Layout, Operation, Plan, Variant, small};
 use crate::rotary::kernel::{HeadsArgs, Rotate};
 use crate::rotary::tuning::{Config, THREADS, heads_per_thread};
 use crate::rotary::{Pairing, RotaryTables};
-use crate::tensors::tensors;
+use crate::tensors::{InSlot, tensors};
 
 pub use functions::*;
 
@@ -63,7 +67,7 @@ pub struct CacheRotation {
 /// New keys and values on their way to the cache of their sequences.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AppendKvCacheDesc {
-    /// Element type of queries, keys, values and caches.
+    /// Element type of queries, keys and values, and of caches that are not of 8-bit floats.
     pub dtype: DType,
     /// Layout of the queries, and of the rotated ones.
     pub q: Option<[Layout; 2]>,
@@ -81,6 +85,8 @@ pub struct AppendKvCacheDesc {
     pub key_lengths: bool,
     /// Where the caches are pages.
     pub paged: Option<Paged>,
+    /// Caches of e4m3, and their scales.
+    pub float8: Option<Float8Cache>,
 }
 
 tensors! {
@@ -100,6 +106,10 @@ tensors! {
         key_lengths: Option<In>,
         /// The pages of each sequence, if described.
         block_table: Option<In>,
+        /// The scale of keys of e4m3, if described.
+        k_scale: Option<In>,
+        /// The scale of values, likewise.
+        v_scale: Option<In>,
         /// The rotated queries, if described.
         q_rotated: Option<Out>,
         /// The keys of all sequences, of which the new ones are written.
@@ -283,8 +293,16 @@ impl AppendKvCacheDesc {
                 row_len: small(tables.map_or(0, |tables| tables.width(rotary_dim))),
             };
             let table = tables.map_or(self.dtype, |tables| tables.dtype);
-            let def = kernel::Append(Rotate { dtype: self.dtype, table, config });
-            launches.push(plan::launch(OP, &def, args, target, grid)?);
+            let rotate = Rotate { dtype: self.dtype, table, config };
+            launches.push(match self.float8 {
+                Some(Float8Cache { k_scale, v_scale }) => {
+                    let steps = [k_scale.step(), v_scale.step()];
+                    let (k_scale, v_scale) = (Args::k_scale.arg(), Args::v_scale.arg());
+                    let args = kernel::ScaledArgs { of: args, k_scale, v_scale, steps };
+                    plan::launch(OP, &kernel::AppendScaled(rotate), args, target, grid)?
+                }
+                None => plan::launch(OP, &kernel::Append(rotate), args, target, grid)?,
+            });
         }
         Ok(Variant { alignment: config.alignment(self.dtype), steps: launches })
     }
@@ -295,7 +313,14 @@ impl Operation for AppendKvCacheDesc {
 
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         type Args<'a> = AppendKvCacheArgs<'a>;
+        if self.float8.is_some() {
+            Float8Cache::check(OP, "k", self.dtype, target)?;
+        }
         let (places, dtype, batch) = (self.check()?, self.dtype, self.k.shape[0]);
+        let (cache, heads) = (if self.float8.is_some() { DType::F8E4M3 } else { dtype }, self.k.shape[2]);
+        let scales = |slot: InSlot, scale: Option<CacheScale>| {
+            slot.holds(DType::F32, scale.map_or(0, |scale| scale.len(heads))).optional(scale.is_some())
+        };
         let absent = Layout::contiguous([0; 4]);
         let ([q, q_rotated], given) = (self.q.unwrap_or([absent; 2]), self.q.is_some());
         let rotates = self.rotation.is_some();
@@ -313,9 +338,11 @@ impl Operation for AppendKvCacheDesc {
             Args::sin.holds(table, len).optional(rotates),
             Args::key_lengths.holds(DType::I32, batch).optional(self.key_lengths),
             Args::block_table.holds(DType::I32, pages).optional(self.paged.is_some()),
+            scales(Args::k_scale, self.float8.map(|float8| float8.k_scale)),
+            scales(Args::v_scale, self.float8.map(|float8| float8.v_scale)),
             Args::q_rotated.laid_out(dtype, q_rotated).in_place().optional(given),
-            Args::k_cache.laid_out(dtype, self.k_cache),
-            Args::v_cache.laid_out(dtype, self.v_cache),
+            Args::k_cache.laid_out(cache, self.k_cache),
+            Args::v_cache.laid_out(cache, self.v_cache),
         ]);
         let variants = tuning::configs(self).into_iter();
         let variants =

@@ -5,9 +5,11 @@ use warpwright_ptx::{DType, Target};
 
 use super::{AppendKvCacheDesc, CacheRotation, OP, kernel};
 use crate::PlanError;
-use crate::attention::Paged;
+use crate::attention::samples::PER_TENSOR;
+use crate::attention::{Paged, WIDE};
 use crate::catalogue::{Asked, Direction, Entry, Family, Planned, TARGETS};
 use crate::plan::{self, Layout};
+use crate::quantize8::FLOAT8_SM;
 use crate::rotary::samples::{rotations, tables};
 
 /// The family.
@@ -55,10 +57,14 @@ fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
         }),
         key_lengths: o.key_lengths().is_some(),
         paged,
+        float8: o.float8_cache().map(|_| PER_TENSOR),
     })
 }
 
 /// Every kernel that a plan can hold.
 fn kernels(_: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
-    rotations(dtype).map(|rotate| plan::recorded(OP, &kernel::Append(rotate), target)).collect()
+    let plain = rotations(dtype).map(|rotate| plan::recorded(OP, &kernel::Append(rotate), target));
+    let float8 = WIDE.contains(&dtype) && target.sm >= FLOAT8_SM;
+    let scaled = rotations(dtype).filter(|_| float8);
+    plain.chain(scaled.map(|rotate| plan::recorded(OP, &kernel::AppendScaled(rotate), target))).collect()
 }

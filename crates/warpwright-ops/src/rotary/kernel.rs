@@ -65,6 +65,14 @@ pub(crate) struct Group<'k> {
     pub(crate) end: U32<'k>,
 }
 
+/// A head: the first one of those that a thread has in flight together, how many behind it, and whether it is there, if that is not known.
+#[derive(Clone, Copy)]
+pub(crate) struct Head<'k> {
+    pub(crate) first: U32<'k>,
+    pub(crate) further: u32,
+    pub(crate) there: Option<Pred<'k>>,
+}
+
 /// Cosines and sines of the pairs of a chunk, those of neighbours in order.
 pub(crate) struct Angles<'k, A: Float> {
     cos: Lanes<'k, A>,
@@ -138,14 +146,14 @@ impl AccumulateKernel for Rotate {
                     );
                     let angles = self.angles::<A>(rotation, position, chunk);
                     let chunk = self.rotating(rotation, chunk);
-                    self.each(k, heads, &chunk, |x| self.rotated(k, &angles, x));
+                    self.each(k, heads, &chunk, |_| (), |x, ()| self.rotated(k, &angles, x));
                 },
                 || {
                     let chunk = self.copying(chunk - a.rotating, a.rotary_dim, a.copying, a.head_dim);
                     // In place they are there.
                     let elsewhere = of.x.data.address().ne(of.y.data.address());
                     k.if_(elsewhere, || {
-                        self.each::<A>(k, heads, &chunk, |x| x);
+                        self.each::<A, _>(k, heads, &chunk, |_| (), |x, ()| x);
                     });
                 },
             );
@@ -234,8 +242,17 @@ impl Rotate {
         angles: &Angles<'k, A>,
         x: [Packed<'k, A>; 2],
     ) -> [Packed<'k, A>; 2] {
+        self.unrounded(angles, x).map(|lanes| Packed::round(k, self.dtype, lanes))
+    }
+
+    /// The same before they are rounded.
+    pub(crate) fn unrounded<'k, A: Float>(
+        &self,
+        angles: &Angles<'k, A>,
+        x: [Packed<'k, A>; 2],
+    ) -> [Lanes<'k, A>; 2] {
         let [x, y] = x.map(|x| x.lanes());
-        let rotated: [Lanes<'k, A>; 2] = if self.config.pairing == Pairing::Half || self.config.width == 1 {
+        if self.config.pairing == Pairing::Half || self.config.width == 1 {
             let pairs = x.iter().zip(y).enumerate().map(|(i, (a, b))| angles.rotate(i, [a, b]));
             let (x, y): (Vec<_>, Vec<_>) = pairs.map(|[a, b]| (a, b)).unzip();
             [x.into(), y.into()]
@@ -246,17 +263,18 @@ impl Rotate {
                 pairs.flat_map(|(i, pair)| angles.rotate(first + i, [pair[0], pair[1]])).collect()
             };
             [neighbours(x, 0), neighbours(y, of_vector)]
-        };
-        rotated.map(|lanes| Packed::round(k, self.dtype, lanes))
+        }
     }
 
-    /// Loads the two vectors of [`UNROLL`] heads at a time and stores what `f` makes of those of each.
-    pub(crate) fn each<'k, A: Accumulate>(
+    /// Loads the two vectors of [`UNROLL`] heads at a time and stores what `f` makes of those of each and of what `known` is of it: by its
+    /// number, and whether it is there.
+    pub(crate) fn each<'k, A: Accumulate, S>(
         &self,
         k: K<'k>,
         heads: Group<'k>,
         chunk: &Chunk<'k>,
-        f: impl Fn([Packed<'k, A>; 2]) -> [Packed<'k, A>; 2],
+        known: impl Fn(Head<'k>) -> S,
+        f: impl Fn([Packed<'k, A>; 2], S) -> [Packed<'k, A>; 2],
     ) {
         let Group { of, from, to, written, first, end } = heads;
         let width = self.config.width;
@@ -264,13 +282,18 @@ impl Rotate {
             // The first head is there, or the loop had ended.
             let heads = (0..UNROLL).map(|i| (i > 0).then(|| (head + i).lt(end)));
             let inside: Vec<[Option<Pred<'k>>; 2]> = heads.map(|head| [head, chunk.both(head)]).collect();
+            // On its way with the elements.
+            let known: Vec<S> = (0..)
+                .zip(&inside)
+                .map(|(i, inside)| known(Head { first: head, further: i, there: inside[0] }))
+                .collect();
             let x = of.x.at([from[0], from[1], head]).pitched(of.x.strides[2], UNROLL).zip(&inside);
             let x: Vec<_> =
                 x.map(|(x, inside)| chunk.vectors(x, *inside).map(|x| x.load_packed(width))).collect();
             let y = of.y.at([to[0], to[1], head]).pitched(of.y.strides[2], UNROLL).zip(&inside);
-            for ((y, inside), x) in y.zip(x) {
+            for (((y, inside), x), known) in y.zip(x).zip(known) {
                 let inside = inside.map(|inside| both(inside, written));
-                for (y, x) in chunk.vectors(y, inside).into_iter().zip(f(x)) {
+                for (y, x) in chunk.vectors(y, inside).into_iter().zip(f(x, known)) {
                     y.store_packed(&x);
                 }
             }

@@ -384,6 +384,14 @@ fn defects_of_attention_of_queries_that_share_tiles_are_noticed() {
     few(OF_FEW, true, 2);
 }
 
+/// A last tile of one key, behind another of its warp.
+const ONE_MORE: Case = case([1, 49, 64, 64, 1, 1], true, None);
+
+const COPIED_AHEAD_SURVIVORS: [Survivor; 2] = [
+    Survivor::equivalent("_mma", START, NOTHING_READ),
+    Survivor::equivalent("_mma", "k.@wait_copies(0)", "the last tile copies nothing"),
+];
+
 /// The same problems over caches of e4m3, whose rows have whole pieces of 16 bytes.
 fn few_of_float8(sweep: Sweep, everything: bool, layout: DecodeConfig) {
     let whole = |width: usize| width.next_multiple_of(16);
@@ -395,7 +403,7 @@ fn few_of_float8(sweep: Sweep, everything: bool, layout: DecodeConfig) {
         let algorithm = Algorithm::Decode { layout, splits: PARTS[i % PARTS.len()] };
         AttentionDesc { options, ..desc }.plan_with(TARGET, algorithm).expect("plan")
     };
-    sweep.check(&FEW.iter().enumerate().map(plan).collect::<Vec<_>>());
+    sweep.check(&FEW.iter().chain([&ONE_MORE]).enumerate().map(plan).collect::<Vec<_>>());
 }
 
 const FLOAT8_TMA: DecodeTma = DecodeTma { warps: 2, slabs: 1, stages: 2, columns: 16, width: 64 };
@@ -410,7 +418,8 @@ fn defects_of_attention_over_float8_are_noticed() {
 fn defects_of_more_attention_over_float8_are_noticed() {
     few_of_float8(Sweep { fill: plain, ..OF_FEW }, false, DecodeConfig::Tma(FLOAT8_TMA));
     few_of_float8(OF_FEW, true, DecodeConfig::Tma(DecodeTma { warps: 4, slabs: 2, ..FLOAT8_TMA }));
-    few_of_float8(OF_FEW, true, DecodeConfig::Mma(DecodeMma { warps: 2, stages: 2, width: 64 }));
+    let copied_ahead = Sweep { survivors: &COPIED_AHEAD_SURVIVORS, ..OF_FEW };
+    few_of_float8(copied_ahead, true, DecodeConfig::Mma(DecodeMma { warps: 2, stages: 2, width: 64 }));
 }
 
 /// Sequences of `f32` that end with a tile of a copy, before and after; two of a copy's tiles, and several of a block's.

@@ -1,7 +1,7 @@
 //! Kernels that append to the cache of keys and values.
 
 use warpwright_ops::Operation;
-use warpwright_ops::attention::Paged;
+use warpwright_ops::attention::{CacheScale, Float8Cache, Paged};
 use warpwright_ops::kv_cache::{AppendKvCacheDesc, CacheRotation};
 use warpwright_ops::plan::{Layout, TensorSpec};
 use warpwright_ops::rotary::{Pairing, RotaryTables};
@@ -38,26 +38,38 @@ const SURVIVORS: [Survivor; 1] =
 type Shape = (usize, [usize; 2], [usize; 2], usize);
 
 /// Heads that end in each place of a round, whole and in part; last threads of a block and of the launch.
-const SHAPES: [Shape; 6] = [
+const SHAPES: [Shape; 16] = [
     (3, [1, 2], [16, 16], 16),
     (1, [3, 5], [24, 8], 16),
     (3, [7, 4], [28, 20], 16),
     (2, [2, 3], [20, 4], 16),
     (3, [6, 9], [64, 64], 32),
     (3, [1, 1], [22, 6], 16),
+    // The same for queries and for keys, which have loops of their own beside caches of 8-bit floats.
+    (2, [5, 1], [64, 64], 32),
+    (2, [1, 5], [64, 48], 32),
+    (2, [2, 3], [64, 64], 32),
+    (2, [5, 1], [28, 20], 16),
+    (2, [1, 5], [28, 20], 16),
+    (2, [5, 3], [22, 6], 16),
+    (2, [3, 5], [22, 6], 16),
+    (1, [4, 4], [64, 64], 32),
+    (1, [4, 4], [28, 20], 16),
+    (1, [4, 4], [22, 6], 16),
 ];
 
 fn desc(
     (steps, heads, [width, value_width], rotary_dim): Shape,
     kind: (Pairing, bool),
     i: usize,
+    dtype: DType,
 ) -> AppendKvCacheDesc {
     let (pages, paged) = (CAPACITY / PAGE, i.is_multiple_of(2));
     let of_cache = if paged { [BATCH * pages + 1, PAGE] } else { [BATCH, CAPACITY] };
     let of = |[batch, rows]: [usize; 2], heads, width| Layout::contiguous([batch, rows, heads, width]);
     let (q, (pairing, repeated)) = (of([BATCH, steps], heads[0], width), kind);
     AppendKvCacheDesc {
-        dtype: DType::F32,
+        dtype,
         q: Some([q; 2]),
         k: of([BATCH, steps], heads[1], width),
         v: of([BATCH, steps], heads[1], value_width),
@@ -66,10 +78,12 @@ fn desc(
         rotation: Some(CacheRotation {
             pairing,
             rotary_dim,
-            tables: RotaryTables { dtype: DType::F32, batch: 1, rows: ROWS, repeated },
+            tables: RotaryTables { dtype, batch: 1, rows: ROWS, repeated },
         }),
         key_lengths: i != 1,
         paged: paged.then_some(Paged { pages }),
+        float8: (dtype != DType::F32)
+            .then_some(Float8Cache { k_scale: CacheScale::PerHead, v_scale: CacheScale::PerTensor }),
     }
 }
 
@@ -78,8 +92,11 @@ fn defects_are_noticed() {
     let kinds = [(Pairing::Half, false), (Pairing::Interleaved, false), (Pairing::Interleaved, true)];
     for kind in kinds {
         let all: Vec<usize> = (0..SHAPES.len()).collect();
-        let plan = |i: usize| desc(SHAPES[i], kind, i).plan(TARGET).expect("plan");
-        let survivors = &SURVIVORS;
-        Sweep { survivors, ..Sweep::new(fill) }.check(&plans(&all, plan));
+        // With caches of their type, and of e4m3.
+        for dtype in [DType::F32, DType::F16] {
+            let plan = |i: usize| desc(SHAPES[i], kind, i, dtype).plan(TARGET).expect("plan");
+            let survivors = &SURVIVORS;
+            Sweep { survivors, ..Sweep::new(fill) }.check(&plans(&all, plan));
+        }
     }
 }

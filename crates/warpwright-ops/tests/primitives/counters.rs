@@ -8,7 +8,8 @@ use warpwright_ops::activation::{
     Activation, ActivationBackwardDesc, ActivationDesc, GatedActivation, GatedBackwardDesc, GatedDesc,
 };
 use warpwright_ops::attention::{
-    AttentionBackwardDesc, AttentionDesc, AttentionOptions, BackwardAlgorithm, tuning,
+    AttentionBackwardDesc, AttentionDesc, AttentionOptions, BackwardAlgorithm, CacheScale, Float8Cache,
+    tuning,
 };
 use warpwright_ops::batch_norm::{
     BatchNorm, BatchNormBackwardDesc, BatchNormDesc, BatchNormInferenceBackwardDesc, BatchNormInferenceDesc,
@@ -71,9 +72,9 @@ const ROW: usize = 4096;
 /// maxima are twice its bytes or more, which a thread writes and reads 16 at a time; neighbouring cells have windows in common. The
 /// positions of least elements of neighbouring columns are such a vector, too. Steps of a convolution read the taps of neighbouring
 /// channels, which lie one after the other, for a few elements of each. The seed of dropout has 64 bits and is the same for all lanes,
-/// which counts once for each half of a warp, and so do the numbers of an optimizer's step. Lanes that rotate two groups of heads of a token read the same row of a table. Indices are
+/// which counts once for each half of a warp, and so do the numbers of an optimizer's step. Lanes that rotate two groups of heads of a token read the same row of a table, and all that append a head to a cache of 8-bit floats its scale. Indices are
 /// sorted by a binary search and by scattering them. Lanes that decode 4-bit weights read the scales of eight rows, of a few bytes each.
-const GATHERS: [&str; 38] = [
+const GATHERS: [&str; 40] = [
     "quantize_nested forward",
     "attention forward",
     "attention backward",
@@ -81,6 +82,8 @@ const GATHERS: [&str; 38] = [
     "attention forward of 80",
     "attention one sweep of 80",
     "attention decode",
+    "attention decode of e4m3",
+    "append_kv_cache e4m3 forward",
     "adaptive_max_pool forward",
     "adaptive_max_pool backward",
     "adaptive_avg_pool backward",
@@ -386,6 +389,10 @@ fn rotary(add: &mut dyn FnMut(&str, &str, Counters)) {
     add(plan.op(), "backward", count(&plan));
 }
 
+/// A cache of 8-bit floats.
+const FLOAT8: Option<Float8Cache> =
+    Some(Float8Cache { k_scale: CacheScale::PerTensor, v_scale: CacheScale::PerHead });
+
 /// The same heads on their way to a cache in which they are the last keys.
 fn append_kv_cache(add: &mut dyn FnMut(&str, &str, Counters)) {
     let of = |rows, heads| Layout4::contiguous([1, rows, heads, 128]);
@@ -400,9 +407,15 @@ fn append_kv_cache(add: &mut dyn FnMut(&str, &str, Counters)) {
         rotation: Some(CacheRotation { pairing: Pairing::Half, rotary_dim: 128, tables }),
         key_lengths: true,
         paged: None,
+        float8: None,
     };
     let plan = desc.plan(TARGET).expect("plan");
     add(plan.op(), "forward", count(&plan));
+    let tables = RotaryTables { dtype: DType::BF16, ..tables };
+    let rotation = Some(CacheRotation { pairing: Pairing::Half, rotary_dim: 128, tables });
+    let desc = AppendKvCacheDesc { dtype: DType::BF16, rotation, float8: FLOAT8, ..desc };
+    let plan = desc.plan(TARGET).expect("plan");
+    add(plan.op(), "e4m3 forward", count(&plan));
 }
 
 /// Whole tiles and a part of one, under a causal mask.
@@ -436,6 +449,9 @@ fn attention(add: &mut dyn FnMut(&str, &str, Counters)) {
     let decode = AttentionDesc { dtype: DType::BF16, q, k, v: k, o: q, options: AttentionOptions::default() };
     let plan = decode.plan(TARGET).expect("plan");
     add(plan.op(), "decode", count(&plan));
+    let options = AttentionOptions { float8: FLOAT8, ..AttentionOptions::default() };
+    let plan = AttentionDesc { options, ..decode }.plan(TARGET).expect("plan");
+    add(plan.op(), "decode of e4m3", count(&plan));
 }
 
 /// A row for all rows, which is read as often as there are rows; dropout in both directions is one kernel.
@@ -619,8 +635,8 @@ fn line(name: &str, c: &Counters) -> String {
 fn counters_are_as_recorded_and_traffic_is_dense() {
     let all = every_primitive();
     // Attention of few queries is another kernel, and so are gradients in one sweep and the tiles that copies turn; heads of 80 elements have
-    // two more.
-    assert_eq!(all.len(), catalogue().len() + 4 + 6, "every primitive of the catalogue is counted");
+    // two more, and caches of 8-bit floats one to read and one to append to.
+    assert_eq!(all.len(), catalogue().len() + 6 + 6, "every primitive of the catalogue is counted");
     for (name, c) in &all {
         let (sectors, ideal) = (c.global_sectors(), c.ideal_global_sectors());
         let dense = 50 * (sectors - ideal) <= ideal;

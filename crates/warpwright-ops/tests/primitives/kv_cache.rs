@@ -30,6 +30,7 @@ fn desc() -> AppendKvCacheDesc {
         }),
         key_lengths: true,
         paged: None,
+        float8: None,
     }
 }
 
@@ -110,10 +111,9 @@ fn steps_build_the_cache_of_all_tokens() {
         done += steps;
         let lengths = Tensor::from_slice(&device, &[done as i32; 2], &[2]).expect("memory");
         let cache = KvCache {
-            k: keys.as_mut(),
-            v: values.as_mut(),
             key_lengths: Some(lengths.as_ref()),
             block_table: Some(table.as_ref()),
+            ..KvCache::new(&mut keys, &mut values)
         };
         let narrow = |x| TensorRef::narrow(x, 1, done - steps, steps).expect("view");
         let (q, k, v) = (narrow(q.as_ref()), narrow(k.as_ref()), narrow(v.as_ref()));
@@ -166,8 +166,8 @@ fn a_graph_appends_where_lengths_say() {
     let mut lengths = Tensor::from_slice(&device, &[1i32, 0], &[2]).expect("memory");
     let graph = stream
         .capture(|stream| {
-            let (k, v) = (keys.as_mut(), values.as_mut());
-            let cache = KvCache { k, v, key_lengths: Some(lengths.as_ref()), block_table: None };
+            let cache =
+                KvCache { key_lengths: Some(lengths.as_ref()), ..KvCache::new(&mut keys, &mut values) };
             append_kv_cache(stream, &new, &new, cache)
         })
         .expect("capture");
@@ -188,11 +188,8 @@ fn queries_are_rotated_in_place_too() {
     let mut caches = [(); 4].map(|()| Tensor::zeros(&device, DType::F32, &[2, 7, 1, 12]).expect("memory"));
     let rotary = CacheRotary { rotary_dim: Some(8), ..CacheRotary::new(&cos, &sin) };
     let [a, b, c, d] = &mut caches;
-    let cache = |k, v| KvCache { k, v, key_lengths: None, block_table: None };
-    let out =
-        append_kv_cache_rotary(&stream, &q, &k, &k, rotary, cache(a.as_mut(), b.as_mut())).expect("launch");
-    append_kv_cache_rotary_in_place(&stream, &mut q, &k, &k, rotary, cache(c.as_mut(), d.as_mut()))
-        .expect("launch");
+    let out = append_kv_cache_rotary(&stream, &q, &k, &k, rotary, KvCache::new(a, b)).expect("launch");
+    append_kv_cache_rotary_in_place(&stream, &mut q, &k, &k, rotary, KvCache::new(c, d)).expect("launch");
     assert_eq!(out.to_bytes().expect("read"), q.to_bytes().expect("read"));
     let all = caches.map(|x| x.to_bytes().expect("read"));
     assert_eq!((&all[0], &all[1]), (&all[2], &all[3]));
@@ -215,8 +212,7 @@ fn functions_refuse_tensors_that_do_not_fit() {
         let (cos, sin) = (floats(&device, 2, tables[0]), floats(&device, 3, tables[1]));
         let [mut k, mut v] = [(); 2].map(|()| floats(&device, 4, &[1, 16, 2, 8]));
         let table = Tensor::zeros(&device, DType::I32, table).expect("memory");
-        let cache =
-            KvCache { k: k.as_mut(), v: v.as_mut(), key_lengths: None, block_table: Some(table.as_ref()) };
+        let cache = KvCache { block_table: Some(table.as_ref()), ..KvCache::new(&mut k, &mut v) };
         match append_kv_cache_rotary(&stream, &new, &new, &new, CacheRotary::new(&cos, &sin), cache) {
             Err(Error::Plan(PlanError::Parameter { parameter, .. })) => parameter,
             other => panic!("{other:?}"),

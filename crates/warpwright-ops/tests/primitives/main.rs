@@ -16,6 +16,7 @@ mod cuda;
 mod elementwise;
 mod embedding;
 mod emulator;
+mod float8_cache;
 mod gemm;
 mod gemm_f32;
 mod gradients;

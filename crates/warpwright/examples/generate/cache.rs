@@ -28,7 +28,7 @@ impl Cache {
         length: TensorRef<'_>,
     ) -> Result<Tensor, Error> {
         let (of_k, of_v) = (self.k.as_mut(), self.v.as_mut());
-        let cache = KvCache { k: of_k, v: of_v, key_lengths: Some(length), block_table: None };
+        let cache = KvCache { key_lengths: Some(length), ..KvCache::new(of_k, of_v) };
         append_kv_cache_rotary_in_place(stream, q.as_mut(), &k, &v, rotary, cache)?;
         let scores = Scores { causal: true, key_lengths: Some(length), ..Scores::default() };
         Ok(attention(stream, &q, &self.k, &self.v, scores)?.o)

@@ -11,7 +11,7 @@ from ._common import row_major
 from ._registry import Operator, direct, refuse_tangents
 
 _CACHE = "Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? key_lengths, Tensor? block_table"
-_PARAMETERS = "str pairing, SymInt? rotary_dim"
+_PARAMETERS = "str pairing, SymInt? rotary_dim, Tensor? k_scale=None, Tensor? v_scale=None"
 
 
 def _append(
@@ -25,11 +25,13 @@ def _append(
     sin: Optional[Tensor],
     pairing: str,
     rotary_dim: Optional[int],
+    k_scale: Optional[Tensor] = None,
+    v_scale: Optional[Tensor] = None,
     q: Optional[Tensor] = None,
 ) -> Any:
     return _native.append_kv_cache(
         k, v, k_cache, v_cache, key_lengths=key_lengths, block_table=block_table,
-        q=q, cos=cos, sin=sin, pairing=pairing, rotary_dim=rotary_dim,
+        q=q, cos=cos, sin=sin, pairing=pairing, rotary_dim=rotary_dim, k_scale=k_scale, v_scale=v_scale,
     )  # fmt: skip
 
 
@@ -63,20 +65,22 @@ def append_kv_cache(
     sin: Optional[Tensor] = None,
     pairing: str = "half",
     rotary_dim: Optional[int] = None,
+    k_scale: Optional[Tensor] = None,
+    v_scale: Optional[Tensor] = None,
 ) -> Optional[Tensor]:
     op = "append_kv_cache"
-    tensors = k, v, k_cache, v_cache, key_lengths, block_table, cos, sin
-    refuse_tangents(op, (q, *tensors))
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (q, *tensors)):
+    tensors, scales = (k, v, k_cache, v_cache, key_lengths, block_table, cos, sin), (k_scale, v_scale)
+    refuse_tangents(op, (q, *tensors, *scales))
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (q, *tensors, *scales)):
         raise RuntimeError(f"warpwright: {op} has no gradient: call it under torch.no_grad()")
     if (cos is None) != (sin is None) or (q is not None and cos is None):
         raise refused(op, "cos" if cos is None else "sin", None, "a tensor beside the other, and beside q")
     try:
         if q is None:
-            (_append if direct(*tensors) else _append_operator)(*tensors, pairing, rotary_dim)
+            (_append if direct(*tensors, *scales) else _append_operator)(*tensors, pairing, rotary_dim, *scales)
             return None
-        function = _append_of_queries if direct(q, *tensors) else _append_of_queries_operator
-        return function(q, *tensors, pairing, rotary_dim)
+        function = _append_of_queries if direct(q, *tensors, *scales) else _append_of_queries_operator
+        return function(q, *tensors, pairing, rotary_dim, *scales)
     except Error as error:
         raise renamed(error, op) from None
 

@@ -130,6 +130,7 @@ fn given(name: &str, op: &str, backward: bool) -> Vec<String> {
         "reduction" if op == "linear_cross_entropy" && backward => &["reduction=sum"],
         // As many tokens as asked for come behind those in the cache; others have a number of queries.
         "page_size" if op == "append_kv_cache" => &["page_size=64", "keys=4096"],
+        "float8_cache" if op == "append_kv_cache" => &["float8_cache"],
         // Reductions of 16 bits may stay as wide as they are taken.
         "to" if REDUCTIONS.contains(&op) => &["to=f32"],
         _ => OPTIONS.iter().find(|option| option.name == name).expect("an option").example,
@@ -148,7 +149,7 @@ fn every_option_of_every_primitive_is_taken() {
         for option in options_of(&entry) {
             let options = given(option, entry.op, backward);
             let options: Vec<&str> = options.iter().map(String::as_str).collect();
-            let of_16_bits = ["parameter_dtype", "table_dtype"].contains(&option)
+            let of_16_bits = ["parameter_dtype", "table_dtype", "float8_cache"].contains(&option)
                 || (option == "to" && REDUCTIONS.contains(&entry.op));
             let dtype = if of_16_bits { DType::BF16 } else { entry.dtypes[0] };
             let json = |options: &[&str]| {
