@@ -2,8 +2,8 @@
 //!
 //! `WARPWRIGHT_PTXAS` names the assembler (`cargo xtask ptxas` installs one). Without it the test is skipped in so many
 //! words, and fails under `WARPWRIGHT_REQUIRE_PTXAS=1`. All kernels for one target are assembled, and for the others a
-//! sample of those that the first has not: the first kernel of each operation and each [`SAMPLE`]th after it. `cargo xtask
-//! nightly ptxas` sets `WARPWRIGHT_ALL_TARGETS=1` and assembles every kernel for every target that it claims.
+//! sample of those that the first has not: of one type of each operation, another one for each target, the first kernel and each
+//! [`SAMPLE`]th after it. `cargo xtask nightly ptxas` sets `WARPWRIGHT_ALL_TARGETS=1` and assembles every kernel for every target that it claims.
 //! `WARPWRIGHT_KERNELS` has parts, between commas, of the names that are wanted; if all of them begin with names of
 //! operations, the others are not recorded.
 //!
@@ -20,7 +20,7 @@ use sha2::{Digest, Sha256};
 
 use warpwright_ops::catalogue::{self, Entry, TARGETS};
 use warpwright_ptx::kernel::Kernel;
-use warpwright_ptx::{Target, TargetVariant};
+use warpwright_ptx::{DType, Target, TargetVariant};
 use warpwright_testkit::assembler::{all_targets, on_all_cores, ptxas};
 use warpwright_testkit::kernels::operations;
 
@@ -135,10 +135,19 @@ impl Assembled {
     }
 }
 
+/// The types of an operation whose kernels are recorded for a target: of a sample one, so that each has its turn.
+fn types(entry: &Entry, row: usize, target: Target, sampled: bool) -> Vec<DType> {
+    let number = TARGETS.iter().position(|t| *t == target).unwrap_or_default();
+    let turn = (row + number) % entry.dtypes.len();
+    entry.dtypes.iter().enumerate().filter(|(d, _)| !sampled || *d == turn).map(|(_, dtype)| *dtype).collect()
+}
+
 /// The kernels of these operations for a target that have one of the parts in their names.
 fn recorded(target: Target, operations: &[Entry], parts: &[&str]) -> Vec<Source> {
-    let claimed = operations.iter().filter(|entry| entry.targets.contains(&target));
-    let jobs: Vec<_> = claimed.flat_map(|e| e.dtypes.iter().map(move |d| (e, *d))).collect();
+    let sampled = target != WHOLE && !all_targets() && parts == [""];
+    let claimed = operations.iter().enumerate().filter(|(_, entry)| entry.targets.contains(&target));
+    let of_types = |(row, e)| types(e, row, target, sampled).into_iter().map(move |dtype| (e, dtype));
+    let jobs: Vec<_> = claimed.flat_map(of_types).collect();
     let of = |(entry, dtype): &(&Entry, _)| -> Vec<Source> {
         let kernels = catalogue::kernels(entry.op, entry.direction, *dtype, target).expect("kernels record");
         let wanted = kernels.iter().filter(|kernel| parts.iter().any(|part| kernel.name().contains(part)));

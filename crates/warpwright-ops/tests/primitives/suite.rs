@@ -44,7 +44,7 @@ const LONG: [&str; 18] = [
 ];
 
 impl Sample {
-    fn of(self, cases: Vec<Case>) -> Vec<Case> {
+    pub(crate) fn of(self, cases: Vec<Case>) -> Vec<Case> {
         let every = |op: &str| match self {
             Self::OfLong(every) if LONG.contains(&op) => every,
             Self::OfEach(every) => every,
