@@ -180,7 +180,7 @@ pub(crate) fn dequantize_dynamic<'py>(
     let codes = call.row_major(codes)?;
     let problem = Blocks { map: map_of(signed), dtype, len: codes.len(), block_size };
     let plan = call.plan(&PLANS, &DequantizeDynamicDesc { problem })?;
-    let absmax = self::scales(&call, ("absmax", absmax), &[problem.blocks()])?;
+    let absmax = scales(&call, ("absmax", absmax), &[problem.blocks()])?;
     let shape = codes.shape.to_vec();
     let y = call.output(("out", out), &codes, Form::RowMajor(dtype, &shape))?;
     let [y] = call.run(&[codes, absmax], [y], move |stream, [codes, absmax], [y]| {
