@@ -173,7 +173,7 @@ fn describe([q, k, v]: &[TensorRef<'_>; 3], scores: &Scores<'_>) -> Result<Atten
 /// `q` is `[batch, queries, heads, head_dim]`, `k` and `v` are `[batch, keys, num_kv_heads, head_dim]`, of f32, f64, f16 or bf16, tensors or
 /// views with any strides but 1 in the last dimension; `num_kv_heads` divides `heads`, and the head_dim of `v` may differ. A query
 /// that sees no key gives zeros. Beside `q` of f16 or bf16, `k` and `v` may be of e4m3 with `scores.k_scale` and `scores.v_scale`, as
-/// [`append_kv_cache`](crate::append_kv_cache) writes them: [`Float8Cache`].
+/// [`append_kv_cache`](crate::kv_cache::append_kv_cache) writes them: [`Float8Cache`].
 ///
 /// ```
 /// # fn main() -> Result<(), warpwright::Error> {
