@@ -131,6 +131,8 @@ fn given(name: &str, op: &str, backward: bool) -> Vec<String> {
         // As many tokens as asked for come behind those in the cache; others have a number of queries.
         "page_size" if op == "append_kv_cache" => &["page_size=64", "keys=4096"],
         "float8_cache" if op == "append_kv_cache" => &["float8_cache"],
+        // Codes of the dynamic maps have blocks of two sizes.
+        "block_size" if op.ends_with("_dynamic") || op.ends_with("_udynamic") => &["block_size=4096"],
         // Reductions of 16 bits may stay as wide as they are taken.
         "to" if REDUCTIONS.contains(&op) => &["to=f32"],
         _ => OPTIONS.iter().find(|option| option.name == name).expect("an option").example,
