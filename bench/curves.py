@@ -27,9 +27,10 @@ import torch
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
+import models  # noqa: E402
+from comparison import sources  # noqa: E402
 from comparison.contender import installed  # noqa: E402
 from comparison.lab import PACKAGES, about  # noqa: E402
-from comparison.sources import commit  # noqa: E402
 from comparison.zoo import MODELS, Model  # noqa: E402
 
 VARIANTS = ("eager", "eager, nudged", "patched", "patched, nudged", "patched+graphs", "backend")
@@ -46,12 +47,6 @@ BATCHES = 16
 SYMBOLS = 61
 
 
-def text(folder: Path) -> Any:
-    """The bytes of all sources."""
-    content = b"".join(path.read_bytes() for path in sorted(folder.glob("crates/*/src/**/*.rs")))
-    return torch.tensor(list(content), dtype=torch.int64)
-
-
 class Run:
     """A model in training. Calling it makes a step."""
 
@@ -65,8 +60,8 @@ class Run:
             with torch.no_grad():
                 for parameter in self.module.parameters():
                     parameter.mul_(1 + NUDGE)
-        sources = text(HERE.parent) if "input_ids" in first else None
-        self.batches = [self._batch(args, sources, seed) for seed in range(BATCHES if args.steps > BATCHES else 2)]
+        read = torch.tensor(list(sources.text(HERE.parent))) if "input_ids" in first else None
+        self.batches = [self._batch(args, read, seed) for seed in range(BATCHES if args.steps > BATCHES else 2)]
         # What a graph reads has one place.
         self.inputs = {name: value.clone() for name, value in self.batches[0].items()}
         if variant.startswith("patched"):
@@ -74,7 +69,10 @@ class Run:
             from warpwright.torch._patch import SOURCES
 
             wt.patch(self.module, emulator=args.tiny, sources=(*SOURCES, "comparison"))
-        self.called = compiled(self.module, args) if variant == "backend" else self.module
+        self.called = self.module
+        if variant == "backend":
+            torch._dynamo.reset()
+            self.called = models.compiled(self.module, "backend", args)
         on_gpu = self.device != "cpu"
         self.optimiser = torch.optim.AdamW(self.module.parameters(), args.lr, capturable=on_gpu)
         self.step: Callable[[], Any] = self._step
@@ -86,15 +84,15 @@ class Run:
     def _form(self) -> dict[str, Any]:
         return {"memory_format": torch.channels_last} if self.model.channels_last else {}
 
-    def _batch(self, args: argparse.Namespace, sources: Any, seed: int) -> dict[str, Any]:
+    def _batch(self, args: argparse.Namespace, read: Any, seed: int) -> dict[str, Any]:
         """Inputs for a step, which come again, so that there is something to learn."""
         torch.manual_seed(1000 + seed)
         with torch.device(self.device):
             _, inputs = self.model.make(args.tiny)
-        if sources is not None:
+        if read is not None:
             count, length = inputs["input_ids"].shape
-            begins = torch.randint(len(sources) - length, (count, 1), device="cpu")
-            inputs["input_ids"] = inputs["labels"] = sources[begins + torch.arange(length)] % SYMBOLS
+            begins = torch.randint(len(read) - length, (count, 1), device="cpu")
+            inputs["input_ids"] = inputs["labels"] = read[begins + torch.arange(length)] % SYMBOLS
         placed = {name: value.to(self.device) for name, value in inputs.items()}
         return {name: v.contiguous(**self._form()) if v.dim() == 4 else v for name, v in placed.items()}
 
@@ -111,22 +109,6 @@ class Run:
         for name, value in self.batches[at % len(self.batches)].items():
             self.inputs[name].copy_(value)
         return self.step().float().clone()
-
-
-def compiled(module: Any, args: argparse.Namespace) -> Any:
-    """A module as the backend makes it; on the CPU without Inductor, whose code takes long to compile there."""
-    from warpwright.torch import compiler
-
-    torch._dynamo.reset()
-    if not args.tiny:
-        return torch.compile(module, backend=compiler.backend)
-    from torch._dynamo.backends.debugging import aot_eager
-
-    def in_emulator(graph: Any, inputs: Any) -> Any:
-        compiler.rewrite(graph, emulator=True)
-        return aot_eager(graph, inputs)
-
-    return torch.compile(module, backend=in_emulator)
 
 
 def curve(model: Model, variant: str, args: argparse.Namespace) -> list[float]:
@@ -193,6 +175,8 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="small models on the CPU")
     args = parser.parse_args()
     args.device = "cpu" if args.tiny else "cuda"
+    # What the backend replaces by itself.
+    args.enable, args.disable = set(), set()
     for variant in args.variants:
         if variant not in VARIANTS:
             parser.error(f"variant {variant!r}, expected one of {', '.join(VARIANTS)}")
@@ -200,7 +184,7 @@ def main() -> int:
     if not chosen:
         parser.error(f"no model that is trained begins with {' or '.join(args.models)}")
     lab = about((*PACKAGES, "transformers", "timm")) if not args.tiny else {"gpu": "CPU", "driver": "", "versions": {}}
-    made_by = {**lab, "commit": commit() if args.commit is None else args.commit, "date": datetime.date.today().isoformat()}
+    made_by = {**lab, "commit": sources.commit() if args.commit is None else args.commit, "date": datetime.date.today().isoformat()}
     off = 0
 
     def take(row: dict[str, Any]) -> None:

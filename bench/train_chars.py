@@ -21,6 +21,10 @@ import torch
 import torch.nn.functional as F
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from comparison import sources  # noqa: E402
+
 SYMBOLS = 128
 # How far the means of the last tenth of both runs may be from each other, in bits.
 CLOSE = 0.02
@@ -39,8 +43,7 @@ class Model(torch.nn.Module):
 
 def text(folder: Path) -> torch.Tensor:
     """All sources, with what is not ASCII left out."""
-    content = b"".join(path.read_bytes() for path in sorted(folder.glob("crates/*/src/**/*.rs")))
-    return torch.tensor([byte for byte in content if byte < SYMBOLS], dtype=torch.int64)
+    return torch.tensor([byte for byte in sources.text(folder) if byte < SYMBOLS], dtype=torch.int64)
 
 
 def train(lstm: Any, corpus: torch.Tensor, args: argparse.Namespace, dtype: str) -> dict[str, Any]:

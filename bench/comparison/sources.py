@@ -1,9 +1,14 @@
-"""Which state of the sources is measured."""
+"""The sources: which state of them is measured, and their text, as data."""
 
 from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+
+
+def text(project: Path) -> bytes:
+    """The bytes of the crates' sources."""
+    return b"".join(path.read_bytes() for path in sorted(project.glob("crates/*/src/**/*.rs")))
 
 
 def commit() -> str:

@@ -145,6 +145,12 @@ fn step<'py>(
     Ok(())
 }
 
+/// A rule with the numbers of a call.
+fn by(rule: Adam, betas: (f64, f64), eps: f64, weight_decay: f64) -> Adam {
+    let betas = [betas.0, betas.1].map(Real::new);
+    Adam { betas, eps: Real::new(eps), weight_decay: Real::new(weight_decay), ..rule }
+}
+
 /// Steps by the moments of gradients; the default of weight decay is the last.
 macro_rules! by_moments {
     ($($(#[$doc:meta])* $name:ident => $default:ident, $decay:literal;)*) => {$(
@@ -176,13 +182,8 @@ macro_rules! by_moments {
                 ("masters", masters),
             ];
             let options = Options { states, absmax: None, maximize, grad_scale, found_inf, stream };
-            let adam = Adam {
-                betas: [betas.0, betas.1].map(Real::new),
-                eps: Real::new(eps),
-                weight_decay: Real::new(weight_decay),
-                amsgrad: max_exp_avg_sqs.is_some(),
-                ..Adam::$default
-            };
+            let amsgrad = max_exp_avg_sqs.is_some();
+            let adam = Adam { amsgrad, ..by(Adam::$default, betas, eps, weight_decay) };
             self::step(stringify!($name), Rule::Adam(adam), [params, grads, step, lr], &options)
         }
     )*};
@@ -241,12 +242,7 @@ pub(crate) fn adamw8bit_step<'py>(
     ];
     let absmax = Some([("absmax1s", absmax1s), ("absmax2s", absmax2s)]);
     let options = Options { states, absmax, maximize, grad_scale, found_inf, stream };
-    let adam = Adam {
-        betas: [betas.0, betas.1].map(Real::new),
-        eps: Real::new(eps),
-        weight_decay: Real::new(weight_decay),
-        ..Adam::ADAMW
-    };
+    let adam = by(Adam::ADAMW, betas, eps, weight_decay);
     self::step("adamw8bit_step", Rule::Adam(adam), [params, grads, step, lr], &options)
 }
 

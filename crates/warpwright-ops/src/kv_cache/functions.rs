@@ -144,8 +144,7 @@ fn launch<'a>(
 ///
 /// # Errors
 /// [`Error::Plan`] if shapes do not fit each other, an element type is none of those, or there are caches of e4m3 without scales or before sm_89.
-/// [`Error::Runtime`] if lengths or block table are not
-/// contiguous. Tokens without a place in the cache are not written; [`check_key_lengths`](crate::attention::check_key_lengths) and
+/// [`Error::Runtime`] if lengths or block table are not contiguous. Tokens without a place in the cache are not written; [`check_key_lengths`](crate::attention::check_key_lengths) and
 /// [`check_block_table`](crate::attention::check_block_table) find them on the host.
 pub fn append_kv_cache<'a>(
     stream: &Stream,

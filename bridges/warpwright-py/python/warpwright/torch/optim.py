@@ -265,8 +265,14 @@ class SGD(_Stepped, torch.optim.SGD):
 
 # Elements whose moments in 8 bits share a maximum.
 _BLOCK = 256
+
 # Where bitsandbytes' `state_dict` has the tensors of a state, so that FSDP leaves them alone.
 _WRAPPED = "__bnb_optimizer_quant_state__"
+
+
+def _blocks(part: Tensor) -> int:
+    """Blocks of the moments of a parameter, each with a maximum."""
+    return -(-part.numel() // _BLOCK)
 
 
 @lru_cache(maxsize=None)
@@ -315,7 +321,7 @@ class _EightBit(_Stepped, torch.optim.Optimizer):
             for number in "12":
                 kept["state" + number] = torch.zeros_like(part, dtype=dtype, memory_format=torch.preserve_format)
                 if eight_bit:
-                    blocks = -(-part.numel() // _BLOCK)
+                    blocks = _blocks(part)
                     kept["absmax" + number] = torch.zeros(blocks, dtype=torch.float32, device=part.device)
 
     _share_counts = _ByMoments._share_counts
@@ -369,7 +375,7 @@ class _EightBit(_Stepped, torch.optim.Optimizer):
         dtype = kept["state1"].dtype
         expect("state2", lambda x: x.dtype == dtype and fits(x), f"{dtype}, {layout}")
         if dtype == torch.uint8:
-            blocks = -(-part.numel() // _BLOCK)
+            blocks = _blocks(part)
             for name in ("absmax1", "absmax2"):
                 expect(name, lambda x: x.dtype == torch.float32 and x.shape == (blocks,), f"float32 [{blocks}]")
             for name, signed in (("qmap1", True), ("qmap2", False)):
