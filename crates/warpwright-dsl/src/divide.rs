@@ -3,7 +3,7 @@
 //! Source: T. Granlund and P. Montgomery, Division by Invariant Integers using Multiplication, PLDI 1994.
 
 use crate::kernel_args;
-use crate::reg::{U32, U64};
+use crate::reg::{Pred, U32, U64};
 
 kernel_args! {
     /// A divisor of numbers below 2^31.
@@ -74,6 +74,15 @@ impl<'k> ExactDivisor<'k> {
 }
 
 impl<'k> Divisor<'k> {
+    /// This one where `p`, `other` elsewhere.
+    #[track_caller]
+    #[must_use]
+    pub fn or(self, p: Pred<'k>, other: Self) -> Self {
+        let fields = |d: Self| [d.divisor, d.multiplier, d.shift];
+        let [divisor, multiplier, shift] = p.select_all(&fields(self), &fields(other));
+        Self { divisor, multiplier, shift }
+    }
+
     /// `n / divisor` of an `n` below 2^31.
     #[track_caller]
     pub fn quotient(self, n: U32<'k>) -> U32<'k> {

@@ -17,12 +17,19 @@ kernel_args! {
 }
 
 kernel_args! {
-    /// Threads are numbered by batch, step, and what they have of a token: first a group of `group` heads of queries or keys and a chunk
-    /// of a head, as in the kernel that rotates alone, `of_keys` of them; then the same of values, whose chunks are copied.
+    /// Queries, keys or values: the number of their first thread, and how many a token has.
+    pub(super) struct PartArgs => Part { begin: u32, units: DivisorArgs }
+}
+
+kernel_args! {
+    /// Threads are numbered by what they have, first queries, then keys, then values, so that few warps have two of these, which take
+    /// different branches; then by batch, step, group of `group` heads and chunk of a head, as in the kernel that rotates alone. Chunks of
+    /// values are copied.
     pub(super) struct Args => Params {
         q: HeadsArgs, k: HeadsArgs, v: HeadsArgs, cos: In<Elem>, sin: In<Elem>, cache: CacheArgs,
-        threads: u32, units: DivisorArgs, steps: DivisorArgs, chunks: DivisorArgs, value_chunks: DivisorArgs,
-        of_keys: u32, rotating: u32, copying: u32, value_copying: u32, q_groups: u32, group: u32,
+        threads: u32, queries: PartArgs, keys: PartArgs, values: PartArgs,
+        steps: DivisorArgs, chunks: DivisorArgs, value_chunks: DivisorArgs,
+        rotating: u32, copying: u32, value_copying: u32, group: u32,
         rotary_dim: u32, head_dim: u32, value_dim: u32, rows: u64, row_len: u32,
     }
 }
@@ -73,6 +80,28 @@ impl<'k> Cache<'k> {
     }
 }
 
+/// What a thread has.
+struct Unit<'k> {
+    of_queries: Pred<'k>,
+    of_values: Pred<'k>,
+    token: Token<'k>,
+    /// Its number among those of the token that have the same.
+    number: U32<'k>,
+}
+
+impl<'k> Params<'k> {
+    fn unit(self, k: K<'k>, thread: U32<'k>) -> Unit<'k> {
+        let [of_queries, of_values] = [thread.lt(self.keys.begin), thread.ge(self.values.begin)];
+        let begin = of_values.select(self.values.begin, self.keys.begin);
+        let begin = of_queries.select(self.queries.begin, begin);
+        let units = self.queries.units.or(of_queries, self.values.units.or(of_values, self.keys.units));
+        let (token, number) = units.divide(thread - begin);
+        let (batch, step) = self.steps.divide(token);
+        let token = self.cache.token(k, [batch, step], self.steps.divisor);
+        Unit { of_queries, of_values, token, number }
+    }
+}
+
 impl AccumulateKernel for Append {
     type Args = Args;
 
@@ -84,25 +113,18 @@ impl AccumulateKernel for Append {
         k.after_previous_grid();
         let thread = k.block_idx_x() * THREADS + k.thread_idx();
         k.if_(thread.lt(a.threads), || {
-            let (number, unit) = a.units.divide(thread);
-            let (batch, step) = a.steps.divide(number);
-            let token = a.cache.token(k, [batch, step], a.steps.divisor);
-            k.if_else(
-                unit.lt(a.of_keys),
-                || self.heads::<A>(k, a, token, unit),
-                || self.values::<A>(k, a, token, unit - a.of_keys),
-            );
+            let unit = a.unit(k, thread);
+            k.if_else(unit.of_values, || self.values::<A>(k, a, &unit), || self.heads::<A>(k, a, &unit));
         });
     }
 }
 
 impl Append {
     /// Heads of queries, which stay where they are, or of keys, which go to the cache.
-    fn heads<'k, A: Accumulate>(&self, k: K<'k>, a: Params<'k>, token: Token<'k>, unit: U32<'k>) {
-        let (rotate, (group, chunk)) = (self.0, a.chunks.divide(unit));
-        let of_q = group.lt(a.q_groups);
+    fn heads<'k, A: Accumulate>(&self, k: K<'k>, a: Params<'k>, unit: &Unit<'k>) {
+        let (rotate, (group, chunk)) = (self.0, a.chunks.divide(unit.number));
+        let (of_q, token) = (unit.of_queries, unit.token);
         let of = a.q.or(of_q, a.k);
-        let group = of_q.select(group, group - a.q_groups);
         let to = of_q.select_all(&token.at, &token.place);
         let heads = Group { to, written: Some(of_q | token.fits), ..some_of(of, token, group, a.group) };
         let rounded = |x: [Lanes<'k, A>; 2], ()| x.map(|x| Packed::round(k, rotate.dtype, x));
@@ -110,10 +132,10 @@ impl Append {
     }
 
     /// Heads of values, which go to the cache as they are.
-    fn values<'k, A: Accumulate>(&self, k: K<'k>, a: Params<'k>, token: Token<'k>, unit: U32<'k>) {
-        let (rotate, (group, chunk)) = (self.0, a.value_chunks.divide(unit));
+    fn values<'k, A: Accumulate>(&self, k: K<'k>, a: Params<'k>, unit: &Unit<'k>) {
+        let (rotate, (group, chunk)) = (self.0, a.value_chunks.divide(unit.number));
         let chunk = rotate.copying(chunk, k.lit(0u32), a.value_copying, a.value_dim);
-        let heads = some_of(a.v, token, group, a.group);
+        let heads = some_of(a.v, unit.token, group, a.group);
         rotate.each::<A, _>(k, heads, &chunk, |_| (), |x, ()| x);
     }
 }
@@ -135,38 +157,34 @@ impl AccumulateKernel for AppendScaled {
         let (Self(rotate), of) = (*self, a.of);
         let thread = k.block_idx_x() * THREADS + k.thread_idx();
         k.if_(thread.lt(of.threads), || {
-            let (number, unit) = of.units.divide(thread);
-            let (batch, step) = of.steps.divide(number);
-            let token = of.cache.token(k, [batch, step], of.steps.divisor);
+            let unit = of.unit(k, thread);
+            let token = unit.token;
             let of_heads = || {
-                let (group, chunk) = of.chunks.divide(unit);
+                let (group, chunk) = of.chunks.divide(unit.number);
                 let at = (of, token, chunk);
-                k.if_else(
-                    group.lt(of.q_groups),
-                    || {
-                        let heads = some_of(of.q, token, group, of.group);
-                        let heads = Group { to: token.at, written: None, ..heads };
-                        let rounded = |x: [Lanes<'k, A>; 2], ()| x.map(|x| Packed::round(k, rotate.dtype, x));
-                        turn(k, rotate, at, heads, |_| (), rounded, |x, ()| x);
-                    },
-                    || {
-                        let heads = some_of(of.k, token, group - of.q_groups, of.group);
-                        let scale = |head| Scale::of(a.k_scale, a.steps[0], head);
-                        let rounded = |x: [Lanes<'k, A>; 2], scale: Scale<'k, A>| scale.codes(k, x);
-                        let copied = |x: [Packed<'k, A>; 2], scale| rounded(x.map(|x| x.lanes()), scale);
-                        turn(k, rotate, at, heads, scale, rounded, copied);
-                    },
-                );
+                let some = |heads| some_of(heads, token, group, of.group);
+                let of_queries = || {
+                    let heads = Group { to: token.at, written: None, ..some(of.q) };
+                    let rounded = |x: [Lanes<'k, A>; 2], ()| x.map(|x| Packed::round(k, rotate.dtype, x));
+                    turn(k, rotate, at, heads, |_| (), rounded, |x, ()| x);
+                };
+                let of_keys = || {
+                    let scale = |head| Scale::of(a.k_scale, a.steps[0], head);
+                    let rounded = |x: [Lanes<'k, A>; 2], scale: Scale<'k, A>| scale.codes(k, x);
+                    let copied = |x: [Packed<'k, A>; 2], scale| rounded(x.map(|x| x.lanes()), scale);
+                    turn(k, rotate, at, some(of.k), scale, rounded, copied);
+                };
+                k.if_else(unit.of_queries, of_queries, of_keys);
             };
             let values = || {
-                let (group, chunk) = of.value_chunks.divide(unit - of.of_keys);
+                let (group, chunk) = of.value_chunks.divide(unit.number);
                 let chunk = rotate.copying(chunk, k.lit(0u32), of.value_copying, of.value_dim);
                 let heads = some_of(of.v, token, group, of.group);
                 let scale = |head| Scale::of(a.v_scale, a.steps[1], head);
                 let codes = |x: [Packed<'k, A>; 2], scale: Scale<'k, A>| scale.codes(k, x.map(|x| x.lanes()));
                 rotate.each(k, heads, &chunk, scale, codes);
             };
-            k.if_else(unit.lt(of.of_keys), of_heads, values);
+            k.if_else(unit.of_values, values, of_heads);
         });
     }
 }

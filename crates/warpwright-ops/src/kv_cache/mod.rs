@@ -244,9 +244,16 @@ impl AppendKvCacheDesc {
         let of_heads = tokens.saturating_mul(chunks.max(value_copying));
         let group = heads_per_thread(of_heads, [queries, heads, heads], target);
         let [q_groups, groups] = [queries, heads].map(|heads| heads.div_ceil(group));
-        let of_keys = chunks.saturating_mul(q_groups + groups);
-        let units = of_keys.saturating_add(value_copying.saturating_mul(groups));
-        let threads = units.saturating_mul(tokens);
+        let units = [(chunks, q_groups), (chunks, groups), (value_copying, groups)];
+        let units = units.map(|(chunks, groups)| chunks.saturating_mul(groups));
+        let [keys, values, threads] = [1, 2, 3].map(|parts| {
+            let units = units[..parts].iter().fold(0usize, |sum, units| sum.saturating_add(*units));
+            units.saturating_mul(tokens)
+        });
+        let part = |begin: usize, units: usize| kernel::PartArgs {
+            begin: small(begin),
+            units: DivisorArgs::new(small(units)),
+        };
         let mut launches = Vec::new();
         if let Some(grid) = plan::cover(OP, threads, THREADS)? {
             if threads > i32::MAX as usize {
@@ -276,15 +283,15 @@ impl AppendKvCacheDesc {
                     count: small(places.count),
                 },
                 threads: small(threads),
-                units: DivisorArgs::new(small(units)),
+                queries: part(0, units[0]),
+                keys: part(keys, units[1]),
+                values: part(values, units[2]),
                 steps: DivisorArgs::new(small(steps)),
                 chunks: DivisorArgs::new(small(chunks)),
                 value_chunks: DivisorArgs::new(small(value_copying)),
-                of_keys: small(of_keys),
                 rotating: small(rotating),
                 copying: small(copying),
                 value_copying: small(value_copying),
-                q_groups: small(q_groups),
                 group: small(group),
                 rotary_dim: small(rotary_dim),
                 head_dim: small(head_dim),
