@@ -163,6 +163,7 @@ pub struct EmitArgs {
 const CHECK_EXAMPLES: &str = "Examples:
   warpwright check
   warpwright check silu gelu_erf --device cuda:0 --json
+  warpwright check attention --match causal
   warpwright check --ranks 4
   warpwright check --ranks 2 --launch processes context_attention
   torchrun --nproc-per-node 2 --no-python warpwright check --launch environment";
@@ -207,6 +208,9 @@ pub struct CheckArgs {
     /// The primitives; all of them if none is named. With --ranks the operations of its table.
     #[arg(value_name = "OP")]
     pub ops: Vec<String>,
+    /// Only cases that a row of the table has this text of: "causal", "bf16", "[3, 1, 5, 32]".
+    #[arg(long = "match", value_name = "TEXT", conflicts_with = "ranks")]
+    pub matching: Option<String>,
     /// Where to run.
     #[command(flatten)]
     pub device: DeviceArg,

@@ -35,7 +35,14 @@ pub fn run(args: &CheckArgs, console: &mut Console) -> Result<Outcome, Error> {
     }
     let in_time = || deadline.is_none_or(|deadline| Instant::now() < deadline);
     let target = Some(device.target());
-    let cases = cases(&Filter { ops: args.ops.clone(), target, ..Filter::default() });
+    let mut cases = cases(&Filter { ops: args.ops.clone(), target, ..Filter::default() });
+    if let Some(text) = &args.matching {
+        cases.retain(|case| case.to_string().contains(text.as_str()));
+        if cases.is_empty() {
+            let remedy = "a text of a row of `warpwright check`, such as \"causal\" or \"bf16\"";
+            return Err(Error::usage(format!("--match: no case has the text {text:?}"), remedy));
+        }
+    }
     let mut results = Vec::with_capacity(cases.len());
     {
         let progress = console.steps(cases.len() as u64);

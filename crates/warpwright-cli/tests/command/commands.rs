@@ -433,6 +433,17 @@ fn check_holds_a_primitive_against_its_reference() {
 }
 
 #[test]
+fn check_takes_the_cases_whose_row_has_a_text() {
+    let place = Place::new();
+    let value = place.json(&["check", "relu", "--match", "bf16", "--device", "emulator", "--json"]);
+    let cases = value["cases"].as_array().expect("a list");
+    assert!(!cases.is_empty() && cases.iter().all(|case| case["dtype"] == "bf16"), "{value}");
+    let ran = place.run(&["check", "relu", "--match", "triangular", "--device", "emulator"]);
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.err.contains("no case has the text \"triangular\""), "{}", ran.err);
+}
+
+#[test]
 fn check_holds_ranks_against_one_device() {
     let place = Place::new();
     let args = [
