@@ -17,8 +17,9 @@ use crate::device::opened;
 use crate::memory;
 use crate::recording::Allocation;
 
-/// Kinds that are remembered of a function; when there are more, all are forgotten.
+/// Kinds that are remembered of a function, and 64-bit words that say what they are; when there are more, all are forgotten.
 const MOST_KINDS: usize = 4096;
+const MOST_WORDS: usize = 1 << 22;
 /// Alignments that are told apart: no kernel asks for more than 256 bytes.
 const ALIGNMENTS: u32 = 8;
 
@@ -51,6 +52,14 @@ pub(crate) struct Place {
 }
 
 impl Place {
+    fn end(&self) -> u64 {
+        self.address.saturating_add(self.bytes)
+    }
+
+    fn overlaps(&self, other: &Self) -> bool {
+        self.address < other.end() && other.address < self.end()
+    }
+
     fn holds(&self, address: u64) -> bool {
         address >= self.address && address - self.address < self.bytes
     }
@@ -82,6 +91,8 @@ pub(crate) fn bytes_of(sizes: &[i64], strides: &[i64], element: u64) -> u64 {
 pub(crate) struct Call {
     words: Vec<u64>,
     tensors: Vec<Place>,
+    /// Kept for its memory.
+    sorted: Vec<Place>,
     gpu: Option<u32>,
     /// Whether a tensor lies elsewhere.
     mixed: bool,
@@ -128,19 +139,31 @@ impl Call {
         self.gpu = gpu;
         self.words.push((sizes.len() as u64) << 32 | u64::from(dtype));
         self.words.extend(sizes.iter().chain(strides).map(|n| n.cast_unsigned()));
-        // Where it lies in each tensor before it that it shares memory with, or else how well it is aligned.
-        let end = address.saturating_add(bytes);
-        let mut is_shared = false;
-        for (before, other) in self.tensors.iter().enumerate() {
-            if address < other.address.saturating_add(other.bytes) && other.address < end {
-                self.words.extend([u64::MAX, before as u64, address.wrapping_sub(other.address)]);
-                is_shared = true;
+        self.words.push(u64::from(address.trailing_zeros().min(ALIGNMENTS)));
+        self.tensors.push(Place { address, bytes });
+    }
+
+    /// Adds where each tensor lies in those before it that it shares memory with.
+    fn add_overlaps(&mut self) {
+        if !self.overlaps() {
+            return;
+        }
+        for (at, tensor) in self.tensors.iter().enumerate() {
+            for (before, other) in self.tensors[..at].iter().enumerate() {
+                if tensor.overlaps(other) {
+                    let offset = tensor.address.wrapping_sub(other.address);
+                    self.words.extend([u64::MAX, at as u64, before as u64, offset]);
+                }
             }
         }
-        if !is_shared {
-            self.words.push(u64::from(address.trailing_zeros().min(ALIGNMENTS)));
-        }
-        self.tensors.push(Place { address, bytes });
+    }
+
+    /// Whether any two tensors share memory. Lists of parameters have thousands, which are sorted before they are compared.
+    fn overlaps(&mut self) -> bool {
+        self.sorted.clear();
+        self.sorted.extend(self.tensors.iter().filter(|place| place.bytes > 0));
+        self.sorted.sort_unstable_by_key(|place| place.address);
+        self.sorted.windows(2).any(|pair| pair[0].overlaps(&pair[1]))
     }
 }
 
@@ -225,43 +248,75 @@ impl<M> Recorded<M> {
     }
 }
 
-/// A call of each kind that can be repeated; `None` where none of the kind can.
-type Kinds<M> = HashMap<Box<[u64]>, Option<Arc<Recorded<M>>>>;
+/// What is known of a kind of call.
+pub(crate) enum Seen<M> {
+    /// There was one, which was not recorded.
+    Once,
+    /// None can be repeated.
+    Single,
+    Repeated(Arc<Recorded<M>>),
+}
 
-/// The kinds of calls that a function has seen, since so many times that all were forgotten.
-pub(crate) struct Known<M>(RwLock<(usize, Kinds<M>)>);
+impl<M> Seen<M> {
+    pub(crate) fn of(recorded: Option<Recorded<M>>) -> Self {
+        recorded.map_or(Self::Single, |recorded| Self::Repeated(Arc::new(recorded)))
+    }
+}
+
+impl<M> Clone for Seen<M> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Once => Self::Once,
+            Self::Single => Self::Single,
+            Self::Repeated(recorded) => Self::Repeated(Arc::clone(recorded)),
+        }
+    }
+}
+
+/// The kinds of calls that a function has seen.
+pub(crate) struct Known<M>(RwLock<Kinds<M>>);
+
+struct Kinds<M> {
+    /// How often all were forgotten when the first of these was seen.
+    forgotten: usize,
+    /// Of all kinds together.
+    words: usize,
+    kinds: HashMap<Box<[u64]>, Seen<M>>,
+}
 
 impl<M> Default for Known<M> {
     fn default() -> Self {
-        Self(RwLock::new((0, HashMap::new())))
+        Self(RwLock::new(Kinds { forgotten: 0, words: 0, kinds: HashMap::new() }))
     }
 }
 
 impl<M> Known<M> {
-    /// A call of the kind that can be repeated; `Some(None)` if none of this kind can, `None` if there was none.
-    pub(crate) fn get(&self, call: &Call) -> Option<Option<Arc<Recorded<M>>>> {
-        let (forgotten, kinds) = &*self.0.read().unwrap_or_else(PoisonError::into_inner);
-        if *forgotten == FORGOTTEN.load(Ordering::Relaxed) {
-            kinds.get(&call.words[..]).cloned()
+    /// What is known of the kind of a call, to which all arguments have been added; `None` if there was none.
+    pub(crate) fn get(&self, call: &mut Call) -> Option<Seen<M>> {
+        call.add_overlaps();
+        let seen = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        if seen.forgotten == FORGOTTEN.load(Ordering::Relaxed) {
+            seen.kinds.get(&call.words[..]).cloned()
         } else {
             None
         }
     }
 
-    pub(crate) fn add(&self, call: &Call, recorded: Option<Recorded<M>>) {
-        let (forgotten, kinds) = &mut *self.0.write().unwrap_or_else(PoisonError::into_inner);
+    pub(crate) fn add(&self, call: &Call, kind: Seen<M>) {
+        let mut seen = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let now = FORGOTTEN.load(Ordering::Relaxed);
-        if *forgotten != now || kinds.len() >= MOST_KINDS {
-            kinds.clear();
-            *forgotten = now;
+        if seen.forgotten != now || seen.kinds.len() >= MOST_KINDS || seen.words >= MOST_WORDS {
+            *seen = Kinds { forgotten: now, words: 0, kinds: HashMap::new() };
         }
-        kinds.insert(call.words.clone().into(), recorded.map(Arc::new));
+        if seen.kinds.insert(call.words.clone().into(), kind).is_none() {
+            seen.words += call.words.len();
+        }
     }
 
     /// How many kinds can be repeated, and how many cannot.
     pub(crate) fn counts(&self) -> (usize, usize) {
-        let (_, kinds) = &*self.0.read().unwrap_or_else(PoisonError::into_inner);
-        let can = kinds.values().filter(|call| call.is_some()).count();
-        (can, kinds.len() - can)
+        let seen = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let can = seen.kinds.values().filter(|kind| matches!(kind, Seen::Repeated(_))).count();
+        (can, seen.kinds.len() - can)
     }
 }

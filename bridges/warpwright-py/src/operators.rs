@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use pyo3::prelude::*;
 use warpwright_runtime::record_launches;
 
-use crate::calls::{Call, Described, Known, Place, Recorded, repeats_first_calls};
+use crate::calls::{Call, Described, Known, Place, Recorded, Seen, repeats_first_calls};
 use crate::indices;
 use crate::recording;
 use crate::stable::{ENTER, Interface, Kind, MOST, Owned, Stack, interface};
@@ -112,9 +112,9 @@ fn enter(index: usize, stack: &mut Stack<'_>) -> Result<(), String> {
 }
 
 impl Operator {
-    fn called(&self, stack: &mut Stack<'_>, call: &Call, gpu: u32) -> Result<(), String> {
+    fn called(&self, stack: &mut Stack<'_>, call: &mut Call, gpu: u32) -> Result<(), String> {
         match self.calls.get(call) {
-            Some(Some(recorded)) => match repeat(&recorded, stack.interface(), call, gpu) {
+            Some(Seen::Repeated(recorded)) => match repeat(&recorded, stack.interface(), call, gpu) {
                 Some(Ok(results)) => {
                     stack.finish(&self.arguments, results.into_iter().take(self.results));
                     Ok(())
@@ -126,8 +126,8 @@ impl Operator {
                 // PyTorch tells best what it lacks.
                 None => self.in_python(stack),
             },
-            Some(None) => self.in_python(stack),
-            None => self.record(stack, call, gpu),
+            Some(Seen::Single) => self.in_python(stack),
+            None | Some(Seen::Once) => self.record(stack, call, gpu),
         }
     }
 
@@ -157,7 +157,7 @@ impl Operator {
             Some(repeated) => stack.put(repeated?.into_iter().take(self.results)),
             None => stack.put(results),
         }
-        self.calls.add(call, recorded);
+        self.calls.add(call, Seen::of(recorded));
         Ok(())
     }
 }

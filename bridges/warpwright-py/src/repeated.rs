@@ -4,11 +4,11 @@
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBool, PyFloat, PyInt, PyList, PyString, PyTuple};
+use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 use warpwright::DType;
 use warpwright_runtime::record_launches;
 
-use crate::calls::{Call, Described, Known, Place, Recorded, bytes_of, repeats_first_calls};
+use crate::calls::{Call, Described, Known, Place, Recorded, Seen, bytes_of, repeats_first_calls};
 use crate::dlpack::Vec8;
 use crate::error;
 use crate::indices;
@@ -19,32 +19,54 @@ use crate::torch::{Hooks, Ways};
 /// The arguments of a new tensor, and how the results hang together.
 struct Made {
     layout: Py<PyTuple>,
-    /// Of the first one alone: for each result, whether it is a tensor; `None` if there is no tuple.
+    /// Of the first one alone, unless it is memory for the time between: for each result, whether it is a tensor; `None` if there is no
+    /// tuple.
     results: Option<Option<Box<[bool]>>>,
 }
 
-/// A function whose calls on GPUs are repeated. Its results are tensors, or None.
+/// A function whose calls on GPUs are repeated. Its results are tensors, or None; arguments that it changes must not require gradients
+/// where they are recorded.
 #[pyclass(frozen, module = "warpwright._native")]
 pub(crate) struct Repeated {
     native: Py<PyAny>,
+    /// Whether it changes arguments. Calls are then recorded when there was one of their kind.
+    in_place: bool,
     calls: Known<Made>,
+}
+
+/// Arguments as they come from Python.
+#[derive(Clone, Copy)]
+struct Given<'a, 'py> {
+    inputs: &'a Bound<'py, PyTuple>,
+    keywords: Option<&'a Bound<'py, PyDict>>,
+}
+
+impl<'py> Given<'_, 'py> {
+    fn to(self, function: &Object<'py>) -> PyResult<Object<'py>> {
+        function.call(self.inputs, self.keywords)
+    }
 }
 
 #[pymethods]
 impl Repeated {
     #[new]
-    fn new(native: Py<PyAny>) -> Self {
-        Self { native, calls: Known::default() }
+    #[pyo3(signature = (native, *, in_place=false))]
+    fn new(native: Py<PyAny>, in_place: bool) -> Self {
+        Self { native, in_place, calls: Known::default() }
     }
 
-    #[pyo3(signature = (*inputs))]
-    fn __call__<'py>(&self, inputs: &Bound<'py, PyTuple>) -> PyResult<Object<'py>> {
-        let native = self.native.bind(inputs.py());
-        let Some(hooks) = Hooks::known(inputs.py()) else { return native.call1(inputs) };
+    #[pyo3(signature = (*inputs, **keywords))]
+    fn __call__<'py>(
+        &self,
+        inputs: &Bound<'py, PyTuple>,
+        keywords: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Object<'py>> {
+        let (native, given) = (self.native.bind(inputs.py()), Given { inputs, keywords });
+        let Some(hooks) = Hooks::known(inputs.py()) else { return given.to(native) };
         let Some(ways) = hooks.ways.as_ref().filter(|_| !indices::validates()) else {
-            return native.call1(inputs);
+            return given.to(native);
         };
-        Call::with(|call| self.called(native, inputs, (hooks, ways), call))
+        Call::with(|call| self.called(native, given, (hooks, ways), call))
     }
 
     /// How many kinds of calls are repeated, and how many are not.
@@ -57,24 +79,29 @@ impl Repeated {
     fn called<'py>(
         &self,
         native: &Object<'py>,
-        inputs: &Bound<'py, PyTuple>,
+        given: Given<'_, 'py>,
         (hooks, ways): (&Hooks, &Ways),
         call: &mut Call,
     ) -> PyResult<Object<'py>> {
-        let py = inputs.py();
-        if !describe_all(inputs.iter(), (hooks, ways), call)? {
-            return native.call1(inputs);
+        let py = native.py();
+        if !describe_given(given, (hooks, ways), call)? {
+            return given.to(native);
         }
-        let Some(gpu) = call.gpu() else { return native.call1(inputs) };
+        let Some(gpu) = call.gpu() else { return given.to(native) };
         if !ways.is_current(py, gpu)? {
-            return native.call1(inputs);
+            return given.to(native);
         }
         match self.calls.get(call) {
-            Some(Some(recorded)) => repeat(py, &recorded, ways, call, gpu),
-            Some(None) => native.call1(inputs),
-            None => {
-                let ((found, launches), _) =
-                    recording::record(|| record_launches(|| observed(py)?.call1((native, inputs))));
+            Some(Seen::Repeated(recorded)) => repeat(py, &recorded, ways, call, gpu),
+            Some(Seen::Single) => given.to(native),
+            // Schedules give every step numbers of its own.
+            None if self.in_place => {
+                self.calls.add(call, Seen::Once);
+                given.to(native)
+            }
+            None | Some(Seen::Once) => {
+                let observe = || observed(py)?.call1((native, given.inputs, given.keywords));
+                let ((found, launches), _) = recording::record(|| record_launches(observe));
                 let (found, seen): (Object<'py>, Option<Vec<Allocation>>) = found?.extract()?;
                 let made = made(&found, (hooks, ways), gpu)?;
                 let bytes = hooks.dtype(DType::U8);
@@ -83,9 +110,9 @@ impl Repeated {
                     Some(Made { layout, results: None })
                 };
                 let recorded = Recorded::new(call, made, launches, seen, memory);
-                let again = recorded.as_ref().filter(|_| repeats_first_calls());
+                let again = recorded.as_ref().filter(|_| repeats_first_calls() && !self.in_place);
                 let found = again.map_or(Ok(found), |recorded| repeat(py, recorded, ways, call, gpu));
-                self.calls.add(call, recorded);
+                self.calls.add(call, Seen::of(recorded));
                 found
             }
         }
@@ -97,6 +124,15 @@ fn observed(py: Python<'_>) -> PyResult<&Object<'_>> {
     static FUNCTION: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let find = || py.import("warpwright.torch._allocations")?.getattr("observed").map(Bound::unbind);
     Ok(FUNCTION.get_or_try_init(py, find)?.bind(py))
+}
+
+/// Adds the arguments to the kind of a call; false if there is no saying what one is.
+fn describe_given(given: Given<'_, '_>, known: (&Hooks, &Ways), call: &mut Call) -> PyResult<bool> {
+    let mut is_known = describe_all(given.inputs.iter(), known, call)?;
+    for (name, value) in given.keywords.into_iter().flatten() {
+        is_known = is_known && describe(&name, known, call)? && describe(&value, known, call)?;
+    }
+    Ok(is_known)
 }
 
 /// Adds how many arguments there are, and each, to the kind of a call; false if there is no saying what one is.
@@ -163,6 +199,9 @@ fn made(
     gpu: u32,
 ) -> PyResult<Option<Vec<(Place, Made)>>> {
     let py = found.py();
+    if found.is_none() {
+        return Ok(Some(Vec::new()));
+    }
     let (tensors, results): (Vec<Object<'_>>, _) = match found.cast::<PyTuple>() {
         Ok(tuple) => {
             let is_tensor = tuple.iter().map(|one| !one.is_none()).collect();
@@ -218,6 +257,7 @@ fn repeat<'py>(
             let all = are_tensors.iter().map(|is_tensor| if *is_tensor { tensors.next() } else { None });
             Ok(PyTuple::new(py, all.collect::<Vec<_>>())?.into_any())
         }
-        _ => Ok(tensors.next().unwrap_or_else(|| py.None().into_bound(py))),
+        Some(None) => Ok(tensors.next().unwrap_or_else(|| py.None().into_bound(py))),
+        None => Ok(py.None().into_bound(py)),
     }
 }

@@ -221,6 +221,50 @@ def test_a_step_in_a_graph(cuda):
     close(params, others)
 
 
+def test_steps_are_repeated(cuda, monkeypatch):
+    """From the third of a kind on, whatever memory gradients and parameters have."""
+    calls = []
+
+    def native(*arguments, **options):
+        calls.append(1)
+        ww._native.adamw_step(*arguments, **options)
+
+    repeated = ww._native.Repeated(native, in_place=True)
+    monkeypatch.setattr(wt.optim, "_adamw_step", repeated)
+    all_params = [[torch.nn.Parameter(torch.randn(shape, device="cuda")) for shape in SHAPES] for _ in range(3)]
+    all_others = [twins(params) for params in all_params]
+    steps = [(wt.optim.AdamW(p), torch.optim.AdamW(q)) for p, q in zip(all_params, all_others)]
+    for _ in range(3):
+        for params, others, both in zip(all_params, all_others, steps):
+            give(params, others)
+            for one in both:
+                one.step()
+            close(params, others)
+    assert len(calls) == 2 and repeated.counts() == (1, 0)
+    # Schedules of more than the rate.
+    for beta in (0.8, 0.81, 0.82, 0.8, 0.8):
+        for one in steps[0]:
+            one.param_groups[0]["betas"] = (beta, 0.99)
+        give(all_params[0], all_others[0])
+        steps[0][0].step(), steps[0][1].step()
+        close(all_params[0], all_others[0])
+    assert len(calls) == 6 and repeated.counts() == (2, 2)
+
+
+def test_gradients_that_share_memory_are_told_apart(torch_device):
+    """In the fourth step of a kind one is its parameter, and two are one."""
+    params = [torch.nn.Parameter(torch.randn(1000, device=torch_device)) for _ in range(40)]
+    others = twins(params)
+    ours, theirs = wt.optim.SGD(params, lr=0.25), torch.optim.SGD(others, lr=0.25)
+    for number in range(6):
+        give(params, others)
+        if number > 2:
+            params[7].grad, others[7].grad = params[7].detach(), others[7].detach().clone()
+            params[9].grad, others[9].grad = params[8].grad, others[8].grad
+        ours.step(), theirs.step()
+        close(params, others)
+
+
 @pytest.mark.parametrize("norm_type", [2.0, float("inf")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_clipping(dtype, norm_type, torch_device):

@@ -44,8 +44,8 @@ class Allocations(TorchDispatchMode):
         return [(t.data_ptr(), t.untyped_storage().nbytes()) for t in self._made]
 
 
-def observed(function: Any, arguments: Any) -> Tuple[Any, Optional[List[Tuple[int, int]]]]:
+def observed(function: Any, arguments: Any, keywords: Any = None) -> Tuple[Any, Optional[List[Tuple[int, int]]]]:
     """The result of a function, and what was allocated for it."""
     with Allocations() as seen:
-        found = function(*arguments)
+        found = function(*arguments, **(keywords or {}))
     return found, seen.all()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import _native
+from .._native import Repeated
 from ._common import accumulator
 
 __all__ = ["SGD", "Adam", "Adam8bit", "AdamW", "AdamW8bit"]
@@ -17,9 +18,19 @@ def _new_state(p: Tensor) -> Tensor:
     return torch.zeros_like(p, dtype=accumulator(p.dtype), memory_format=torch.preserve_format)
 
 
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+# Steps of lists like those before only enqueue what those did: most of a step of many small parameters is the host's.
+_adamw_step, _adam_step, _adamw8bit_step, _sgd_step = (
+    Repeated(step, in_place=True)
+    for step in (_native.adamw_step, _native.adam_step, _native.adamw8bit_step, _native.sgd_step)
+)
+
+
 def _local(x: Tensor) -> Tensor:
     """The part of a sharded tensor (`DTensor`) that this process has."""
-    return x.to_local() if hasattr(x, "to_local") else x
+    # PyTorch takes long to say that there is no such attribute.
+    return x if type(x) in _PLAIN or not hasattr(x, "to_local") else x.to_local()
 
 
 def _is_capturing(device: torch.device) -> bool:
@@ -102,20 +113,22 @@ class _Stepped:
         """The number of steps and the parameters of each call."""
         fresh: Dict[Any, Tensor] = {}
         batches: Dict[Any, List[Tensor]] = {}
+        sharing: Counter[int] = Counter()
         for p in group["params"]:
-            if p.grad is None:
+            grad, count = p.grad, self._count(p)
+            if grad is None:
+                sharing[id(count)] += 1
                 continue
-            if p.grad.is_sparse:
+            if grad.is_sparse:
                 raise RuntimeError(f"{type(self).__name__} does not support sparse gradients")
-            kind = p.device, p.dtype, p.grad.dtype
-            count = self._count(p)
+            kind = p.device, p.dtype, grad.dtype
             if count is None:
                 count = fresh.get(kind)
                 if count is None:
                     count = fresh[kind] = torch.zeros((), dtype=torch.float32, device=p.device)
                 self._set_count(p, count)
             batches.setdefault((kind, id(count)), []).append(p)
-        sharing = Counter(id(self._count(p)) for p in group["params"])
+            sharing[id(count)] += 1
         found = []
         for (_, number), params in batches.items():
             count = self._count(params[0])
@@ -194,7 +207,7 @@ class _ByMoments(_Stepped):
                     state[largest] = _new_state(p)
             options["max_exp_avg_sqs"] = [_local(state[largest]) for state in kept]
         is_decoupled = isinstance(self, torch.optim.AdamW) or group.get("decoupled_weight_decay", False)
-        step = _native.adamw_step if is_decoupled else _native.adam_step
+        step = _adamw_step if is_decoupled else _adam_step
         step(
             *lists,
             [_local(state[first]) for state in kept],
@@ -250,7 +263,7 @@ class SGD(_Stepped, torch.optim.SGD):
                 if kept.get("momentum_buffer") is None:
                     kept["momentum_buffer"] = _new_state(p)
                 momenta.append(_local(kept["momentum_buffer"]))
-        _native.sgd_step(
+        _sgd_step(
             *lists,
             momenta,
             count,
@@ -386,7 +399,7 @@ class _EightBit(_Stepped, torch.optim.Optimizer):
     def _native_step(self, group: Dict[str, Any], lists: Any, count: Tensor, lr: Tensor, options: Any) -> None:
         params, *lists = lists
         kept = [self.state[p] for p in params]
-        _native.adamw8bit_step(
+        _adamw8bit_step(
             *lists,
             *([state[name] for state in kept] for name in ("state1", "state2")),
             *([state.get(name) for state in kept] for name in ("absmax1", "absmax2")),
