@@ -8,12 +8,11 @@ use std::rc::Rc;
 
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use warpwright::quantize::{NibbleOrder, Quantized, QuantizedNested, Scheme};
-use warpwright::{DType, Stream, Tensor, cast, dequantize, dequantize_nested};
+use warpwright::{DType, Stream, Tensor, cast};
 
 use super::Result;
+use super::codes::Codes;
 use super::linear::Weight;
 
 /// Longest header that is read.
@@ -37,14 +36,6 @@ struct Place {
 pub(crate) struct Checkpoint {
     sources: Vec<Box<dyn Source>>,
     places: HashMap<String, Place>,
-}
-
-/// The JSON that bitsandbytes stores beside the codes of a weight.
-#[derive(Deserialize)]
-struct QuantState {
-    blocksize: usize,
-    shape: Vec<usize>,
-    nested_offset: Option<f32>,
 }
 
 /// A JSON file of a checkpoint's folder.
@@ -122,8 +113,38 @@ impl Checkpoint {
         Ok((place.info.clone(), bytes))
     }
 
+    /// The shape of a tensor.
+    pub(crate) fn shape(&self, name: &str) -> Result<Vec<usize>> {
+        let place = self.places.get(name).ok_or_else(|| format!("the checkpoint has no {name}"))?;
+        Ok(place.info.shape.clone())
+    }
+
+    /// The bytes of a tensor.
+    pub(crate) fn bytes(&mut self, name: &str) -> Result<Vec<u8>> {
+        Ok(self.read(name)?.1)
+    }
+
+    /// Integers of 32 or 64 bits.
+    pub(crate) fn integers(&mut self, name: &str) -> Result<Vec<i64>> {
+        let (info, bytes) = self.read(name)?;
+        match info.dtype {
+            Dtype::I64 => Ok(bytes.as_chunks().0.iter().map(|x| i64::from_le_bytes(*x)).collect()),
+            Dtype::I32 => Ok(bytes.as_chunks().0.iter().map(|x| i32::from_le_bytes(*x).into()).collect()),
+            other => Err(format!("{name} is {other:?}, expected I64 or I32").into()),
+        }
+    }
+
+    /// The one element of a tensor.
+    pub(crate) fn number(&mut self, stream: &Stream, name: &str) -> Result<f32> {
+        let numbers = self.tensor(stream, name, DType::F32)?.to_vec_on::<f32>(stream)?;
+        match numbers[..] {
+            [number] => Ok(number),
+            _ => Err(format!("{name} has {} elements, expected 1", numbers.len()).into()),
+        }
+    }
+
     /// A tensor as it is stored.
-    fn stored(&mut self, stream: &Stream, name: &str) -> Result<Tensor> {
+    pub(crate) fn stored(&mut self, stream: &Stream, name: &str) -> Result<Tensor> {
         let (info, bytes) = self.read(name)?;
         let dtype = dtype_of(info.dtype).ok_or_else(|| format!("{name} is {:?}", info.dtype))?;
         Ok(Tensor::from_bytes(stream.device(), dtype, &bytes, &info.shape)?)
@@ -131,59 +152,19 @@ impl Checkpoint {
 
     /// A tensor in type `dtype`, whatever it is stored in; codes of NF4 and FP4 as bitsandbytes and `warpwright quantize` write them.
     pub(crate) fn tensor(&mut self, stream: &Stream, name: &str, dtype: DType) -> Result<Tensor> {
-        match self.codes(stream, name)? {
-            None => {
-                let stored = self.stored(stream, name)?;
-                if stored.dtype() == dtype { Ok(stored) } else { Ok(cast(stream, &stored, dtype)?) }
-            }
-            Some((mut codes, nested)) => {
-                if let Some(nested) = nested {
-                    codes.scales = dequantize_nested(stream, &nested)?;
-                }
-                Ok(dequantize(stream, &codes, dtype)?)
-            }
+        if let Some(codes) = Codes::load(self, stream, name)? {
+            return codes.floats(stream, dtype).map_err(|error| format!("{name}: {error}").into());
         }
+        let stored = self.stored(stream, name)?;
+        if stored.dtype() == dtype { Ok(stored) } else { Ok(cast(stream, &stored, dtype)?) }
     }
 
     /// The weight of a layer: its codes if it is stored as such, else floats of type `dtype`.
     pub(crate) fn weight(&mut self, stream: &Stream, name: &str, dtype: DType) -> Result<Weight> {
-        match self.codes(stream, name)? {
-            Some((codes, nested)) => Ok(Weight::Codes(Box::new(codes), nested.map(Box::new))),
+        match Codes::load(self, stream, name)? {
+            Some(codes) => Ok(Weight::Codes(Box::new(codes))),
             None => Ok(Weight::Floats(Rc::new(self.tensor(stream, name, dtype)?))),
         }
-    }
-
-    /// The codes of a weight of NF4 or FP4, and of its scales, if they are codes too: then `scales` is empty.
-    fn codes(&mut self, stream: &Stream, name: &str) -> Result<Option<(Quantized, Option<QuantizedNested>)>> {
-        let stored = |scheme: Scheme| format!("{name}.quant_state.bitsandbytes__{}", scheme.name());
-        let schemes = [Scheme::Nf4, Scheme::Fp4];
-        let Some(scheme) = schemes.into_iter().find(|scheme| self.contains(&stored(*scheme))) else {
-            return Ok(None);
-        };
-        let (_, json) = self.read(&stored(scheme))?;
-        let state: QuantState = serde_json::from_slice(&json).map_err(|e| format!("{name}: {e}"))?;
-        let codes = self.stored(stream, name)?;
-        let len = codes.len();
-        let absmax = self.stored(stream, &format!("{name}.absmax"))?;
-        let (scales, nested) = match state.nested_offset {
-            None => (absmax, None),
-            Some(offset) => {
-                let nested_absmax = self.stored(stream, &format!("{name}.nested_absmax"))?;
-                let offset = Tensor::from_slice_on(stream, &[offset], &[1])?;
-                let nested = QuantizedNested { codes: absmax, nested_absmax, offset };
-                (Tensor::empty_on(stream, DType::F32, &[0])?, Some(nested))
-            }
-        };
-        let quantized = Quantized {
-            scheme,
-            group_size: state.blocksize,
-            order: NibbleOrder::HighFirst,
-            shape: state.shape,
-            codes: codes.reshape(&[len])?,
-            scales,
-            zero_points: None,
-        };
-        Ok(Some((quantized, nested)))
     }
 }
 
@@ -194,6 +175,8 @@ fn dtype_of(stored: Dtype) -> Option<DType> {
         Dtype::F16 => Some(DType::F16),
         Dtype::BF16 => Some(DType::BF16),
         Dtype::U8 => Some(DType::U8),
+        Dtype::I32 => Some(DType::I32),
+        Dtype::F8_E4M3 => Some(DType::F8E4M3),
         _ => None,
     }
 }

@@ -4,19 +4,18 @@ use std::rc::Rc;
 
 use warpwright::activation::{Activation, activate_in_place};
 use warpwright::matmul::MatmulOptions;
-use warpwright::matmul_4bit::Weight4bit;
-use warpwright::quantize::{Quantized, QuantizedNested};
 use warpwright::{DType, Error, Stream, Tensor, matmul, matmul_4bit};
 
 use super::Result;
 use super::checkpoint::Checkpoint;
+use super::codes::Codes;
 
 /// A matrix `[outputs, inputs]`.
 pub(crate) enum Weight {
     /// The last layer of a language model may share the table of its tokens.
     Floats(Rc<Tensor>),
-    /// As the checkpoint stores them; scales may be codes themselves.
-    Codes(Box<Quantized>, Option<Box<QuantizedNested>>),
+    /// As the checkpoint stores them.
+    Codes(Box<Codes>),
 }
 
 /// `y = x weight^T + bias`: `[.., inputs]` to `[.., outputs]`.
@@ -62,10 +61,8 @@ impl Linear {
                 let options = MatmulOptions { transpose_b: true, bias, activation, ..Default::default() };
                 matmul(stream, x, weight, options)
             }
-            Weight::Codes(codes, nested) => {
-                let weight = Weight4bit::from_quantized(codes)?;
-                let weight = nested.as_ref().map_or(weight, |nested| weight.with_nested(nested));
-                let mut y = matmul_4bit(stream, x, weight, bias)?;
+            Weight::Codes(codes) => {
+                let mut y = matmul_4bit(stream, x, codes.weight(), bias)?;
                 if let Some(f) = activation {
                     activate_in_place(stream, f, &mut y)?;
                 }
@@ -79,10 +76,7 @@ impl Linear {
         let bytes = |x: &Tensor| x.buffer().bytes();
         let weight = match &self.weight {
             Weight::Floats(weight) => bytes(weight),
-            Weight::Codes(codes, None) => bytes(&codes.codes) + bytes(&codes.scales),
-            Weight::Codes(codes, Some(nested)) => {
-                bytes(&codes.codes) + bytes(&nested.codes) + bytes(&nested.nested_absmax)
-            }
+            Weight::Codes(codes) => codes.bytes(),
         };
         weight + self.bias.as_ref().map_or(0, bytes)
     }

@@ -1,6 +1,7 @@
 //! Parts that the examples of whole models share: checkpoints, linear layers, and random weights for models without a checkpoint.
 
 pub(crate) mod checkpoint;
+pub(crate) mod codes;
 pub(crate) mod linear;
 pub(crate) mod random;
 #[cfg(test)]

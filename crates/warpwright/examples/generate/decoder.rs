@@ -24,11 +24,12 @@ pub(crate) struct Decoder<'m> {
 }
 
 impl<'m> Decoder<'m> {
-    pub(crate) fn new(stream: &Stream, model: &'m Llama) -> Result<Self> {
+    /// float8: whether the caches are of e4m3.
+    pub(crate) fn new(stream: &Stream, model: &'m Llama, float8: bool) -> Result<Self> {
         Ok(Self {
             stream: stream.clone(),
             model,
-            caches: model.caches(stream)?,
+            caches: model.caches(stream, float8)?,
             length: 0,
             token: Tensor::from_slice_on(stream, &[0i64], &[1])?,
             of_length: Tensor::from_slice_on(stream, &[0i32], &[1])?,

@@ -118,10 +118,11 @@ impl Llama {
         Ok(())
     }
 
-    /// An empty cache of each layer.
-    pub(crate) fn caches(&self, stream: &Stream) -> Result<Vec<Cache>> {
+    /// An empty cache of each layer, of e4m3 or of the type of the model.
+    pub(crate) fn caches(&self, stream: &Stream, float8: bool) -> Result<Vec<Cache>> {
         let shape = [self.cos.shape()[0], self.config.kv_heads(), self.config.head_dim()];
-        self.layers.iter().map(|_| Ok(Cache::new(stream, self.words.dtype(), shape)?)).collect()
+        let dtype = if float8 { DType::F8E4M3 } else { self.words.dtype() };
+        self.layers.iter().map(|_| Ok(Cache::new(stream, dtype, shape)?)).collect()
     }
 
     /// Bytes of the weights that a step reads.

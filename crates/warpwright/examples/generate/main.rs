@@ -1,8 +1,10 @@
 //! A language model of the shape of Llama with this library alone: it reads a text and continues it.
 //!
-//! `cargo run --release -p warpwright --example generate -- [FOLDER] [--prompt TEXT] [--tokens N] [--temperature T] [--top-p P] [--seed N]`:
-//! the folder has `config.json`, safetensors files in f32 or 16 bits, or as `warpwright quantize --format bnb-nf4` writes them, and
-//! `tokenizer.json`; without that file tokens are bytes. Without a folder the weights are random, on a GPU of the sizes of Llama 3.2 1B. A
+//! `cargo run --release -p warpwright --example generate -- [FOLDER] [--prompt TEXT] [--tokens N] [--temperature T] [--top-p P] [--seed N]
+//! [--kv-cache e4m3]`:
+//! the folder has `config.json`, safetensors files in f32 or 16 bits, or as `warpwright quantize` writes them in the formats bnb-nf4,
+//! compressed-tensors-int4, nvfp4 and mxfp4 (`warpwright convert` makes these of GPTQ and AWQ), and `tokenizer.json`; without that file
+//! tokens are bytes. `--kv-cache e4m3` keeps keys and values of models of 16 bits in 8, on GPUs from sm_89 on. Without a folder the weights are random, on a GPU of the sizes of Llama 3.2 1B. A
 //! temperature of 0, the default, takes the likeliest token.
 //!
 //! The prompt is read in one pass. Then a step a token is one launch of a CUDA graph; in the emulator, which is used where there is no GPU,
@@ -17,10 +19,13 @@ mod decoder;
 mod llama;
 mod sampler;
 #[cfg(test)]
+mod stored;
+#[cfg(test)]
 mod tests;
 mod text;
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::Instant;
 
 use safetensors::Dtype;
@@ -36,8 +41,7 @@ use llama::Llama;
 use sampler::Sampler;
 use text::Text;
 
-const USAGE: &str =
-    "usage: generate [FOLDER] [--prompt TEXT] [--tokens N] [--temperature T] [--top-p P] [--seed N]";
+const USAGE: &str = "usage: generate [FOLDER] [--prompt TEXT] [--tokens N] [--temperature T] [--top-p P] [--seed N] [--kv-cache e4m3]";
 
 /// The command line.
 struct Arguments {
@@ -47,6 +51,8 @@ struct Arguments {
     temperature: f64,
     top_p: f64,
     seed: u64,
+    /// Whether keys and values are kept in e4m3.
+    float8: bool,
 }
 
 impl Arguments {
@@ -58,6 +64,7 @@ impl Arguments {
             temperature: 0.0,
             top_p: 1.0,
             seed: 0,
+            float8: false,
         };
         while let Some(word) = words.next() {
             let mut value = || words.next().ok_or_else(|| format!("{word} without a value; {USAGE}"));
@@ -67,6 +74,10 @@ impl Arguments {
                 "--temperature" => arguments.temperature = value()?.parse()?,
                 "--top-p" => arguments.top_p = value()?.parse()?,
                 "--seed" => arguments.seed = value()?.parse()?,
+                "--kv-cache" => match value()?.as_str() {
+                    "e4m3" => arguments.float8 = true,
+                    other => return Err(format!("--kv-cache {other}: there is e4m3; {USAGE}").into()),
+                },
                 _ if word.starts_with('-') || arguments.folder.is_some() => {
                     return Err(format!("`{word}`; {USAGE}").into());
                 }
@@ -113,7 +124,17 @@ fn bandwidth(stream: &Stream) -> Result<Option<f64>> {
     Ok(start.elapsed_us(&end)?.map(|us| 2.0 * x.len() as f64 / us * 1e6))
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
     let arguments = Arguments::parse(std::env::args().skip(1))?;
     let stream = Device::best().new_stream()?;
     let (config, mut checkpoint) = match &arguments.folder {
@@ -124,10 +145,10 @@ fn main() -> Result<()> {
     let prompt = text.tokens(&arguments.prompt)?;
     let mut sampler = Sampler::new(arguments.temperature, arguments.top_p, arguments.seed)?;
     let model = Llama::load(&mut checkpoint, &stream, config, prompt.len() + arguments.tokens)?;
-    let mut decoder = Decoder::new(&stream, &model)?;
+    let mut decoder = Decoder::new(&stream, &model, arguments.float8)?;
     if !stream.device().is_emulator() {
         // Kernels are loaded before time is taken.
-        Decoder::new(&stream, &model)?.prefill(&prompt)?;
+        Decoder::new(&stream, &model, arguments.float8)?.prefill(&prompt)?;
         stream.synchronize()?;
     }
 

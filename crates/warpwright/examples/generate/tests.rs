@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use safetensors::Dtype;
+use safetensors::{Dtype, SafeTensors};
 use serde_json::json;
 use warpwright::{DType, Device, Stream, Tensor, cast};
 
@@ -14,6 +14,7 @@ use super::config::LlamaConfig;
 use super::decoder::Decoder;
 use super::llama::Llama;
 use super::sampler::Sampler;
+use super::stored::{self, Layout};
 
 /// Heads in groups of three, an odd number of layers and angles of Llama 3.1.
 fn tiny() -> LlamaConfig {
@@ -37,6 +38,27 @@ struct Reference {
 impl Reference {
     fn new(config: LlamaConfig, file: &[u8]) -> Self {
         Self { config, weights: reference::weights(file) }
+    }
+
+    /// Every logit of the tokens and of steps behind them is within `bound` of these.
+    fn holds(&self, stream: &Stream, model: &Llama, float8: bool, bound: f64) -> Result<()> {
+        let tokens = [3, 17, 0, 39, 5, 5, 21, 30];
+        let want = self.logits(&tokens);
+        let mut decoder = Decoder::new(stream, model, float8)?;
+        // A prompt in two parts, then steps, the second of which is a launch of the graph alone.
+        for part in [0..3, 3..5] {
+            let logits = decoder.prefill(&tokens[part.clone()])?;
+            let error = distance(stream, &logits, &want[part.end - 1])?;
+            assert!(error < bound, "the prompt up to {part:?}: {error:e}");
+        }
+        for at in 5..tokens.len() {
+            let logits = decoder.step(tokens[at])?;
+            let error = distance(stream, logits, &want[at])?;
+            assert!(error < bound, "step {at}: {error:e}");
+        }
+        let full = decoder.step(1).expect_err("the caches are full").to_string();
+        assert!(full.contains("a text of 9 tokens"), "{full}");
+        Ok(())
     }
 
     /// `weight x`
@@ -118,23 +140,70 @@ fn distance(stream: &Stream, logits: &Tensor, want: &[f64]) -> Result<f64> {
 fn logits_are_those_of_the_formulas() -> Result<()> {
     let stream = Device::best().new_stream()?;
     let file = random::checkpoint(&tiny().weights(), Dtype::F32, 7)?;
-    let tokens = [3, 17, 0, 39, 5, 5, 21, 30];
-    let want = Reference::new(tiny(), &file).logits(&tokens);
-    let model = Llama::load(&mut Checkpoint::from_bytes(file)?, &stream, tiny(), tokens.len())?;
-    let mut decoder = Decoder::new(&stream, &model)?;
-    // A prompt in two parts, then steps, the second of which is a launch of the graph alone.
-    for part in [0..3, 3..5] {
-        let logits = decoder.prefill(&tokens[part.clone()])?;
-        let error = distance(&stream, &logits, &want[part.end - 1])?;
-        assert!(error < 2e-6, "the prompt up to {part:?}: {error:e}");
+    let reference = Reference::new(tiny(), &file);
+    let model = Llama::load(&mut Checkpoint::from_bytes(file)?, &stream, tiny(), 8)?;
+    reference.holds(&stream, &model, false, 2e-6)
+}
+
+#[test]
+fn codes_of_every_layout_are_the_numbers_they_stand_for() -> Result<()> {
+    let stream = Device::best().new_stream()?;
+    let config = LlamaConfig {
+        hidden_size: 64,
+        intermediate_size: 96,
+        num_hidden_layers: 1,
+        num_attention_heads: 8,
+        ..tiny()
+    };
+    let file = random::checkpoint(&config.weights(), Dtype::F32, 7)?;
+    for layout in [
+        Layout::ModelOptNvfp4,
+        Layout::Nvfp4,
+        Layout::Mxfp4,
+        Layout::Int4,
+        Layout::Int4Asymmetric,
+        Layout::Int4ActOrder,
+    ] {
+        let (codes, weights) = stored::of_codes(&file, layout);
+        let reference = Reference { config: config.clone(), weights };
+        let model = Llama::load(&mut Checkpoint::from_bytes(codes)?, &stream, config.clone(), 8)?;
+        let held = reference.holds(&stream, &model, false, 4e-6);
+        held.map_err(|error| format!("{layout:?}: {error}"))?;
+        // Half a byte an element, and the scales; all in f32 would be 4 bytes.
+        let all: usize = config.weights().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
+        let floats = config.vocab_size * config.hidden_size;
+        let codes = model.weight_bytes() as usize - 4 * floats;
+        assert!(codes < all - floats, "{layout:?}: {codes} bytes");
     }
-    for at in 5..tokens.len() {
-        let logits = decoder.step(tokens[at])?;
-        let error = distance(&stream, logits, &want[at])?;
-        assert!(error < 2e-6, "step {at}: {error:e}");
+    Ok(())
+}
+
+#[test]
+fn caches_of_e4m3_lose_little() -> Result<()> {
+    let stream = Device::best().new_stream()?;
+    if stream.device().target().sm < 89 {
+        eprintln!("skipped: e4m3 is converted from sm_89 on");
+        return Ok(());
     }
-    let full = decoder.step(1).expect_err("the caches are full").to_string();
-    assert!(full.contains("a text of 9 tokens"), "{full}");
+    let config = LlamaConfig { head_dim: Some(16), ..tiny() };
+    let file = random::checkpoint(&config.weights(), Dtype::BF16, 7)?;
+    let mut widened = Vec::new();
+    for (name, view) in SafeTensors::deserialize(&file)?.iter() {
+        let wide = |half: &[u8; 2]| f64::from(f32::from_bits(u32::from(u16::from_le_bytes(*half)) << 16));
+        widened.push((name.to_owned(), view.data().as_chunks().0.iter().map(wide).collect()));
+    }
+    let reference = Reference { config: config.clone(), weights: widened.into_iter().collect() };
+    let model = Llama::load(&mut Checkpoint::from_bytes(file)?, &stream, config, 8)?;
+    // Roundings to bf16 alone; in each of three layers those of keys and values to four bits, up to 2^-4 and half of that on average.
+    reference.holds(&stream, &model, false, 0.02)?;
+    reference.holds(&stream, &model, true, 3.0 / 32.0)?;
+    let mut halves = Decoder::new(&stream, &model, false)?;
+    let mut eighths = Decoder::new(&stream, &model, true)?;
+    let numbers = |logits: Tensor| {
+        Ok::<_, warpwright::Error>(cast(&stream, &logits, DType::F64)?.to_vec_on::<f64>(&stream)?)
+    };
+    let [a, b] = [&mut halves, &mut eighths].map(|decoder| decoder.prefill(&[3, 17, 0]));
+    assert_ne!(numbers(a?)?, numbers(b?)?, "the caches are of the same type");
     Ok(())
 }
 
@@ -143,7 +212,7 @@ fn tokens_that_the_model_does_not_have_are_refused() -> Result<()> {
     let stream = Device::best().new_stream()?;
     let mut checkpoint = Checkpoint::from_bytes(random::checkpoint(&tiny().weights(), Dtype::F32, 7)?)?;
     let model = Llama::load(&mut checkpoint, &stream, tiny(), 4)?;
-    let mut decoder = Decoder::new(&stream, &model)?;
+    let mut decoder = Decoder::new(&stream, &model, false)?;
     for token in [-1, 40] {
         assert!(decoder.step(token).is_err() && decoder.prefill(&[token]).is_err());
     }
