@@ -248,7 +248,7 @@ impl<M> Recorded<M> {
     }
 }
 
-/// What is known of a kind of call.
+/// The knowledge of a kind of call.
 pub(crate) enum Seen<M> {
     /// There was one, which was not recorded.
     Once,
@@ -291,7 +291,7 @@ impl<M> Default for Known<M> {
 }
 
 impl<M> Known<M> {
-    /// What is known of the kind of a call, to which all arguments have been added; `None` if there was none.
+    /// The knowledge of the kind of a call, to which all arguments have been added; `None` if there was none.
     pub(crate) fn get(&self, call: &mut Call) -> Option<Seen<M>> {
         call.add_overlaps();
         let seen = self.0.read().unwrap_or_else(PoisonError::into_inner);

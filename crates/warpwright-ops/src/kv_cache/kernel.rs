@@ -80,7 +80,7 @@ impl<'k> Cache<'k> {
     }
 }
 
-/// What a thread has.
+/// The work of a thread.
 struct Unit<'k> {
     of_queries: Pred<'k>,
     of_values: Pred<'k>,

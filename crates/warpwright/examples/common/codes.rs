@@ -156,7 +156,7 @@ impl Codes {
         Ok(found)
     }
 
-    /// What products take.
+    /// The weight as products take it.
     pub(crate) fn weight(&self) -> Weight4bit<'_> {
         Weight4bit {
             format: self.format,
