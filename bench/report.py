@@ -21,6 +21,7 @@ sys.path.insert(0, str(HERE))
 from comparison import charts  # noqa: E402
 
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
+PICTURE, PICTURE_END = "<!-- bench picture: begin -->", "<!-- bench picture: end -->"
 # What the README shows of everything.
 FEATURED = [
     ("quantize_nf4", "forward", "bf16"),
@@ -221,23 +222,46 @@ def document(rows: list[dict[str, Any]], sections: list[list[str]], pages: list[
     return "\n".join(parts) + "\n"
 
 
-def excerpt(rows: list[dict[str, Any]], job_rows: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
-    """The README's tables, and the rows of the first."""
+def featured(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows that the README shows: of the GPU that has all of them, and measured them last."""
+
+    def of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        found = []
+        for op, direction, dtype in FEATURED:
+            fitting = [r for r in rows if (r["op"], r["direction"], r["dtype"]) == (op, direction, dtype)]
+            if fitting:
+                found.append(max(fitting, key=lambda r: r["ours_us"]))
+        return found
+
+    return max(map(of, by_gpu(rows)), key=lambda chosen: (len(chosen), min((r["date"] for r in chosen), default="")))
+
+
+def where(chosen: list[dict[str, Any]]) -> tuple[str, str]:
+    """The GPU and the dates of rows."""
+    dates = sorted({r["date"] for r in chosen})
+    return chosen[0]["gpu"], dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+
+
+def picture(chosen: list[dict[str, Any]]) -> str:
+    """The README's picture."""
+    if not chosen:
+        return ""
+    gpu, date = where(chosen)
+    return "\n".join([
+        "![Time of the best other library over ours](docs/performance/featured.svg)",
+        "",
+        f"{gpu}, {date}, `python3 bench/compare.py`: [the rows](#speed).",
+    ])
+
+
+def excerpt(chosen: list[dict[str, Any]], job_rows: list[dict[str, Any]]) -> str:
+    """The README's tables."""
     parts = []
-    chosen = []
-    for op, direction, dtype in FEATURED:
-        fitting = [r for r in rows if (r["op"], r["direction"], r["dtype"]) == (op, direction, dtype)]
-        if fitting:
-            chosen.append(max(fitting, key=lambda r: r["ours_us"]))
     if chosen:
-        gpu, driver = (chosen[0][k] for k in ("gpu", "driver"))
-        dates = sorted({r["date"] for r in chosen})
-        date = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+        gpu, date = where(chosen)
         parts += [
-            f"{gpu}, driver {driver}, {date}; medians in microseconds, each in one run with the others.",
+            f"{gpu}, driver {chosen[0]['driver']}, {date}; medians in microseconds, each in one run with the others.",
             "All rows: [docs/performance](docs/performance).",
-            "",
-            "![Time of the best other library over ours](docs/performance/featured.svg)",
             "",
             "| operation | case | us | roofline | best other, us | other / ours |",
             "|---|---|---|---|---|---|",
@@ -249,7 +273,7 @@ def excerpt(rows: list[dict[str, Any]], job_rows: list[dict[str, Any]]) -> tuple
             f"| {r['op']}{direction} {r['dtype']} | {r['case']} | {r['ours_us']:.0f} | {r['roofline']:.2f} | {other} "
             f"| {number(r['ratio'], '.2f')} |"
         )
-    return "\n".join(parts + featured_jobs(job_rows)), chosen
+    return "\n".join(parts + featured_jobs(job_rows))
 
 
 def written(root: Path = ROOT) -> dict[Path, str]:
@@ -269,14 +293,16 @@ def written(root: Path = ROOT) -> dict[Path, str]:
     rows.sort(key=lambda r: (r["op"].removeprefix("de"), r["op"], r["direction"] != "forward", r["dtype"], r["case"]))
     folder = root / "docs" / "performance"
     pages = sorted(p.name for p in folder.glob("*.md") if p.name != "README.md")
-    # Pictures and the README show one GPU.
-    most = by_gpu(rows)[0]
-    words, chosen = excerpt(most, job_rows)
+    # Pictures show one GPU, and so does the README.
+    most, chosen = by_gpu(rows)[0], featured(rows)
+    words = excerpt(chosen, job_rows)
     readme = root / "README.md"
-    inside = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
-    text, found = inside.subn(lambda _: f"{BEGIN}\n{words}\n{END}", readme.read_text(encoding="utf-8"))
-    if not found:
-        raise SystemExit(f"README.md has no {BEGIN} ... {END}")
+    text = readme.read_text(encoding="utf-8")
+    for begin, end, new in ((BEGIN, END, words), (PICTURE, PICTURE_END, picture(chosen))):
+        inside = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
+        text, found = inside.subn(lambda _: f"{begin}\n{new}\n{end}", text)
+        if not found:
+            raise SystemExit(f"README.md has no {begin} ... {end}")
     return {
         folder / "README.md": document(rows, sections, pages),
         folder / "ratios.svg": charts.ratios(most),
