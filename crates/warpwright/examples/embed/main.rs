@@ -13,6 +13,7 @@ mod common;
 mod tests;
 
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::time::Instant;
 
 use serde::Deserialize;
@@ -22,8 +23,8 @@ use warpwright::matmul::MatmulOptions;
 use warpwright::{Device, Stream, Tensor, matmul, rms_norm};
 
 use bert::{Bert, BertConfig};
-use common::Result;
 use common::checkpoint::{Checkpoint, read_json};
+use common::{Result, exit};
 
 const USAGE: &str = "usage: embed FOLDER [SENTENCE..]";
 
@@ -99,7 +100,11 @@ impl Words {
     }
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    exit(run())
+}
+
+fn run() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let folder = PathBuf::from(arguments.next().filter(|word| !word.starts_with('-')).ok_or(USAGE)?);
     let mut texts: Vec<String> = arguments.collect();

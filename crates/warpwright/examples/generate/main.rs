@@ -32,9 +32,9 @@ use safetensors::Dtype;
 use serde_json::json;
 use warpwright::{DType, Device, Event, Stream, Tensor};
 
-use common::Result;
 use common::checkpoint::{Checkpoint, read_json};
 use common::random;
+use common::{Result, exit};
 use config::LlamaConfig;
 use decoder::Decoder;
 use llama::Llama;
@@ -125,13 +125,7 @@ fn bandwidth(stream: &Stream) -> Result<Option<f64>> {
 }
 
 fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    exit(run())
 }
 
 fn run() -> Result<()> {
