@@ -51,7 +51,7 @@
 //! | [`mod@cross_entropy`] | `cross_entropy` from logits, forward and backward; ignored rows, label smoothing | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@linear_cross_entropy`] | `linear_cross_entropy` of a linear layer without the logits of all rows in memory; the loss and all gradients in one call | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@embedding`] | `embedding` (`index_select` of rows), forward and backward without atomics on floats; a padding row, means by frequency | f32, f64, f16, bf16 | sm_75 and later |
-//! | [`mod@attention`] | `attention` with grouped heads, masks, windows, bias, ALiBi, soft capping, sinks, packed sequences, decoding from contiguous and paged caches, and its gradients | f32, f64, f16, bf16; caches of e4m3 from sm_89 on | sm_75 and later |
+//! | [`mod@attention`] | `attention` with grouped heads, masks, windows, masks as tiles, bias, ALiBi, soft capping, sinks, packed sequences, decoding from contiguous and paged caches, and its gradients | f32, f64, f16, bf16; caches of e4m3 from sm_89 on | sm_75 and later |
 //! | [`mod@recurrent`] | `lstm`, `gru`, `rnn` over sequences, forward and backward: layers, both directions, lengths, projections, dropout; all steps in one launch where the weights fit the chip | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@rotary`] | `rotary_embedding` of queries and keys in one launch, in place too, forward and backward: halves or neighbours, a part of a head, positions | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`kv_cache`] | `append_kv_cache`: new keys and values to the contiguous or paged cache that attention reads, with rotary position embedding in the same launch | f32, f64, f16, bf16; caches of e4m3 from sm_89 on | sm_75 and later |

@@ -22,7 +22,7 @@ const SAMPLES: usize = 9;
 
 /// Layouts of the sweeps, what is chosen first.
 fn layouts(widths: [u32; 2]) -> Vec<WgmmaSweeps> {
-    let chosen = tuning::wgmma_sweeps(DType::BF16, Target::sm(90), widths);
+    let chosen = tuning::wgmma_sweeps(DType::BF16, Target::sm(90), widths, false);
     let [width, value_width] =
         chosen.map_or(widths, |sweeps| [sweeps.queries.width, sweeps.queries.value_width]);
     let of = |groups, columns, tiles, held| WgmmaSweep { groups, columns, tiles, width, value_width, held };
@@ -220,7 +220,7 @@ const RUNS: usize = 20;
 /// The two sweeps, and all layouts of one sweep; the first of these with other numbers of heads side by side, too.
 fn fused_algorithms(widths: [usize; 2], target: Target) -> Vec<(String, BackwardAlgorithm)> {
     let width = widths[0].max(widths[1]);
-    let sweeps = tuning::wgmma_sweeps(DType::BF16, target, widths.map(|width| width as u32))
+    let sweeps = tuning::wgmma_sweeps(DType::BF16, target, widths.map(|width| width as u32), false)
         .map(BackwardAlgorithm::Wgmma);
     let mut all: Vec<_> = sweeps.into_iter().map(|algorithm| ("two sweeps".to_owned(), algorithm)).collect();
     for (i, layout) in tuning::wgmma_fused_layouts(width).into_iter().enumerate() {

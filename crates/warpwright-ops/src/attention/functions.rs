@@ -3,9 +3,10 @@
 use warpwright_ptx::DType;
 use warpwright_runtime::{Stream, Tensor, TensorRef};
 
+use super::options::parameter;
 use super::{
     AlibiSlopes, Alignment, AttentionArgs, AttentionBackwardArgs, AttentionBackwardDesc, AttentionDesc,
-    AttentionInputs, AttentionOptions, Float8Cache, OP, Packed, Paged, Window, statistics_type,
+    AttentionInputs, AttentionOptions, BlockMask, Float8Cache, OP, Packed, Paged, Window, statistics_type,
 };
 use crate::plan::{Layout, PlanCache, Real};
 use crate::{Dropout, Error, PlanError};
@@ -42,6 +43,8 @@ pub struct Scores<'a> {
     pub k_scale: Option<TensorRef<'a>>,
     /// The scale of values of e4m3, likewise.
     pub v_scale: Option<TensorRef<'a>>,
+    /// Which pairs of queries and keys see each other, as tiles. It is the whole mask: neither another one nor a bias may be beside it.
+    pub block_mask: Option<&'a BlockMask>,
     /// Whether [`attention_backward`] gives the gradient of the bias, too.
     pub dbias: bool,
     /// Whether it gives that of the sinks.
@@ -90,7 +93,9 @@ impl<'a> Scores<'a> {
     where
         'a: 'b,
     {
-        let Self { bias, slopes, key_lengths, packed, block_table, sinks, k_scale, v_scale, .. } = *self;
+        let Self {
+            bias, slopes, key_lengths, packed, block_table, sinks, k_scale, v_scale, block_mask, ..
+        } = *self;
         AttentionInputs {
             bias,
             slopes,
@@ -102,6 +107,9 @@ impl<'a> Scores<'a> {
             random: random.map(Tensor::as_ref),
             k_scale,
             v_scale,
+            key_tiles: block_mask.map(|mask| mask.key_tiles.as_ref()),
+            query_tiles: block_mask.map(|mask| mask.query_tiles.as_ref()),
+            mask_bits: block_mask.map(|mask| mask.bits.as_ref()),
             ..AttentionInputs::new(q, k, v)
         }
     }
@@ -137,6 +145,7 @@ impl<'a> Scores<'a> {
             sinks: self.sinks.is_some(),
             dropout: self.dropout.map(|dropout| Real::new(dropout.probability.into())),
             float8: None,
+            block_mask: self.block_mask.map(BlockMask::shape),
         })
     }
 }
@@ -153,13 +162,19 @@ fn layout(parameter: &'static str, x: &TensorRef<'_>) -> Result<Layout, PlanErro
 fn describe([q, k, v]: &[TensorRef<'_>; 3], scores: &Scores<'_>) -> Result<AttentionDesc, PlanError> {
     let (q_layout, v_layout) = (layout("q", q)?, layout("v", v)?);
     let [batch, queries, heads, _] = q_layout.shape;
+    let k_layout = layout("k", k)?;
+    let extents = [queries, k_layout.shape[1]];
+    if let Some(mask) = scores.block_mask.filter(|mask| mask.extents() != extents) {
+        let got = format!("{:?} for {extents:?}", mask.extents());
+        return Err(parameter("block_mask", got, "the queries of q and the keys of k"));
+    }
     let scales = [&scores.k_scale, &scores.v_scale].map(|scale| scale.as_ref().map(TensorRef::shape));
     let caches = [("k", k.dtype()), ("v", v.dtype())];
     let float8 = Float8Cache::describe(OP, caches, scales, v_layout.shape[2])?;
     Ok(AttentionDesc {
         dtype: q.dtype(),
         q: q_layout,
-        k: layout("k", k)?,
+        k: k_layout,
         v: v_layout,
         o: Layout::contiguous([batch, queries, heads, v_layout.shape[3]]),
         options: AttentionOptions { float8, ..scores.options()? },

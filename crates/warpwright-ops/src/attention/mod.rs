@@ -18,6 +18,7 @@
 //! | `sinks` | `[heads]`, f32: a logit that takes part in the sum of exponentials and in nothing else | contiguous |
 //! | `random` | `[2]`, i64: seed and offset of what is dropped | contiguous |
 //! | `k_scale`, `v_scale` | `[1]` or `[num_kv_heads]`, f32: what elements of a [`Float8Cache`] are multiplied by | contiguous |
+//! | `key_tiles`, `query_tiles`, `mask_bits` | i32: the tables of a [`BlockMask`], see [`BlockMaskTables`] | contiguous |
 //!
 //! `heads` is a multiple of `num_kv_heads`: query head `h` reads key head `h / (heads / num_kv_heads)`. A tensor
 //! `[batch, heads, sequence, head_dim]` is one of other strides.
@@ -29,6 +30,10 @@
 //! Kernels follow no number out of a tensor: a key length is cut to the keys that there are, offsets to the rows of the tensor and to
 //! what does not decrease, and a number of the block table to the pages that exist. What is on the host can be checked there:
 //! [`check_key_lengths`], [`check_offsets`], [`check_block_table`].
+//!
+//! A [`BlockMask`] says of each pair whether they see each other, for masks that positions do not give: documents, prefixes, windows with global
+//! tokens, trees. Tiles that nobody sees are not visited, and bits are read for tiles that are seen in part alone. It is the whole mask: there is no
+//! other beside it, neither a bias nor lengths nor packed or paged sequences.
 //!
 //! Dropout leaves out probabilities after the softmax: that of query `i` and key `j` is the element `2^28 row + j` of
 //! [`Dropout`](crate::Dropout), where `row` is the number of the query's `lse`. Both directions drop the same ones, whatever their
@@ -52,6 +57,7 @@
 //! the queries in a fixed order. Their workspace holds these sums, `batch * heads * queries * head_dim` numbers of f32 with `head_dim` rounded up to 64,
 //! 80, 96, 112 or 128 and `queries` to whole tiles of 128, 80 or 64, and a few bytes more for each query.
 
+mod block_mask;
 mod float8;
 mod functions;
 mod kernels;
@@ -71,6 +77,7 @@ use crate::plan::Layout;
 use crate::plan::Plan;
 use crate::tensors::tensors;
 
+pub use block_mask::{BlockMask, BlockMaskShape, BlockMaskTables, check_block_mask};
 pub(crate) use float8::WIDE;
 pub use float8::{CacheScale, Float8Cache};
 
@@ -80,6 +87,7 @@ pub use options::{
     check_offsets,
 };
 pub use plan::{Algorithm, BackwardAlgorithm};
+pub use score::MASK_TILE;
 
 const OP: &str = "attention";
 
@@ -136,6 +144,12 @@ tensors! {
         k_scale: Option<In>,
         /// The scale of its values.
         v_scale: Option<In>,
+        /// The tiles of keys of each tile of queries of a [`BlockMask`].
+        key_tiles: Option<In>,
+        /// The tiles of queries of each tile of keys.
+        query_tiles: Option<In>,
+        /// The bits of the tiles that are seen in part.
+        mask_bits: Option<In>,
     }
 }
 
@@ -156,6 +170,9 @@ impl<'a> AttentionInputs<'a> {
             random: None,
             k_scale: None,
             v_scale: None,
+            key_tiles: None,
+            query_tiles: None,
+            mask_bits: None,
         }
     }
 }

@@ -4,7 +4,7 @@ use warpwright_ptx::{DType, Target};
 
 use super::score::ScoreKind;
 use super::tuning::{self, Config, DecodeConfig, MAX_WIDTH, Work};
-use super::{AttentionDesc, Float8Cache, OP};
+use super::{AttentionDesc, BlockMaskShape, Float8Cache, OP};
 use crate::plan::{Layout, Real};
 use crate::{Dropout, PlanError};
 
@@ -66,6 +66,8 @@ pub struct AttentionOptions {
     pub dropout: Option<Real>,
     /// Keys and values of 8-bit floats.
     pub float8: Option<Float8Cache>,
+    /// Which pairs see each other, as tiles: a [`BlockMask`](super::BlockMask).
+    pub block_mask: Option<BlockMaskShape>,
 }
 
 impl AttentionOptions {
@@ -79,6 +81,7 @@ impl AttentionOptions {
             lengths: self.key_lengths,
             packed: self.packed.is_some(),
             dropout: dropout(self).is_ok_and(|(threshold, _)| threshold > 0),
+            blocks: self.block_mask.is_some(),
         }
     }
 
@@ -150,9 +153,10 @@ pub(super) struct Common {
     /// Words from here on keep their pair, which is multiplied by `keeping`.
     pub(super) threshold: u32,
     pub(super) keeping: f64,
+    pub(super) mask: Option<BlockMaskShape>,
 }
 
-fn parameter(parameter: &'static str, got: String, expected: &'static str) -> PlanError {
+pub(super) fn parameter(parameter: &'static str, got: String, expected: &'static str) -> PlanError {
     PlanError::Parameter { op: OP, parameter, got, expected }
 }
 
@@ -366,6 +370,9 @@ impl Common {
             let expected = "none where sequences are packed or something is dropped";
             return Err(parameter("float8", format!("{float8:?}"), expected));
         }
+        if let Some(mask) = options.block_mask {
+            mask.check(options, [batch, heads, queries, keys])?;
+        }
         let (threshold, keeping) = dropout(options)?;
         let [sequences, longest_queries, longest_keys] = packed(options, batch, [queries, keys])?;
         let mut bias = [0; 4];
@@ -413,6 +420,7 @@ impl Common {
             softcap: options.softcap.map_or(Ok(1.0), |cap| factor("softcap", cap.get()))?,
             threshold,
             keeping,
+            mask: options.block_mask,
         })
     }
 

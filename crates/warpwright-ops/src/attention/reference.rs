@@ -40,6 +40,8 @@ pub struct Problem<'a> {
     pub slope: Option<&'a dyn Fn(usize, usize) -> f64>,
     /// The further logit of a head.
     pub sink: Option<&'a dyn Fn(usize) -> f64>,
+    /// Whether (batch, head, query, key) is a pair, besides.
+    pub mask: Option<&'a dyn Fn(usize, usize, usize, usize) -> bool>,
     /// The factor of the probability of (batch, head, query, key): 0, or `1 / (1 - p)`.
     pub dropout: Option<&'a dyn Fn(usize, usize, usize, usize) -> f64>,
 }
@@ -105,7 +107,8 @@ impl Problem<'_> {
         let own = self.row(q, self.heads, self.width, [batch, query, head], self.queries);
         let key_head = head / (self.heads / self.key_heads);
         let of = |key: usize| {
-            self.sees(batch, query, key).then(|| {
+            let masked = self.mask.is_some_and(|mask| !mask(batch, head, query, key));
+            (!masked && self.sees(batch, query, key)).then(|| {
                 let other = self.row(k, self.key_heads, self.width, [batch, key, key_head], self.keys);
                 let product = own.iter().zip(other).map(|(a, b)| a * b).sum();
                 self.score(batch, head, query, key, product)

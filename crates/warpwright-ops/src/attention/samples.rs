@@ -4,7 +4,7 @@ use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{DType, Target};
 
 use super::kernels::decode::combine::Combine;
-use super::kernels::forward::Forward;
+use super::kernels::forward::{Forward, Masked};
 use super::kernels::{backward, bias_gradient};
 use super::plan::{decode, fused, split_f16, wgmma};
 use super::score::ScoreKind;
@@ -106,27 +106,34 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
         ScoreKind { packed: true, ..plain },
     ];
     let packed = ScoreKind { band: true, packed: true, ..plain };
+    let listed = ScoreKind { blocks: true, ..plain };
+    let all_listed = ScoreKind { softcap: true, alibi: true, dropout: true, ..listed };
     let mut out = Vec::new();
     let works: &[Work] = match entry.direction {
         Direction::Forward => &[Work::Forward],
         Direction::Backward => &[Work::Queries, Work::KeysAndValues],
     };
     let usual = |kind: ScoreKind, config: Config| match config {
-        _ if kind == all => true,
-        Config::Mma(_) => [plain, alone[0], packed, dropped].contains(&kind),
+        _ if [all, all_listed].contains(&kind) => true,
+        Config::Mma(_) => [plain, alone[0], packed, dropped, listed].contains(&kind),
         Config::Simt(Simt { vector: 1, .. }) => false,
         Config::Simt(Simt { width: 64, .. }) if dtype == DType::F32 => kind != packed,
         Config::Simt(_) => [plain, dropped].contains(&kind),
     };
-    let kinds: Vec<_> = [all, plain, packed, dropped].into_iter().chain(alone).collect();
+    let kinds: Vec<_> =
+        [all, plain, packed, dropped].into_iter().chain(alone).chain([listed, all_listed]).collect();
     for (&planned, &kind) in works.iter().flat_map(|work| kinds.iter().map(move |kind| (work, kind))) {
         let configs = tuning::all(dtype, planned, target, kind).into_iter();
         for config in configs.filter(|config| usual(kind, *config)) {
             let works = if planned == Work::KeysAndValues { Work::of_keys(config) } else { &[planned] };
             for &work in works {
-                out.push(match work {
-                    Work::Forward => plan::recorded(OP, &Forward { dtype, kind, config }, target)?,
-                    _ => plan::recorded(OP, &backward::Sweep { work, dtype, kind, config }, target)?,
+                let (forward, sweep) =
+                    (Forward { dtype, kind, config }, backward::Sweep { work, dtype, kind, config });
+                out.push(match (work, kind.blocks) {
+                    (Work::Forward, false) => plan::recorded(OP, &forward, target)?,
+                    (Work::Forward, true) => plan::recorded(OP, &Masked(forward), target)?,
+                    (_, false) => plan::recorded(OP, &sweep, target)?,
+                    (_, true) => plan::recorded(OP, &Masked(sweep), target)?,
                 });
             }
         }
@@ -135,10 +142,11 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
         out.extend(split_f16::kernels(entry.direction, target, &[all, plain, alone[0], dropped])?);
     }
     if entry.direction == Direction::Forward {
-        for kind in [all, plain, packed, alone[0], alone[1], alone[2]] {
-            for config in tuning::all_wgmma(dtype, target, kind.bias, kind.band) {
+        let all_listed = ScoreKind { dropout: false, ..all_listed };
+        for kind in [all, plain, packed, alone[0], alone[1], alone[2], listed, all_listed] {
+            for config in tuning::all_wgmma(dtype, target, kind) {
                 out.push(wgmma::kernel(dtype, kind, config, target)?);
-                if !kind.packed {
+                if !kind.packed && !kind.blocks {
                     let (kind, config) =
                         (ScoreKind { lengths: false, ..kind }, Wgmma { persistent: true, ..config });
                     out.push(wgmma::kernel(dtype, kind, config, target)?);

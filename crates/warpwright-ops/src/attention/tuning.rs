@@ -484,6 +484,18 @@ pub fn wgmma(widths: [u32; 2], bias: bool, few: bool) -> Option<Wgmma> {
     })
 }
 
+/// The same under a mask of tiles, which blocks and tiles of keys divide.
+pub fn wgmma_of_blocks(widths: [u32; 2]) -> Option<Wgmma> {
+    let layout = wgmma_layouts(widths).first().copied()?;
+    let columns = match layout.width {
+        160 | 256 => 64,
+        192 if layout.value_width > 128 => 64,
+        _ => 128,
+    };
+    let stages = if layout.width == 64 { 3 } else { 2 };
+    Some(Wgmma { groups: 2, columns, stages, ..layout })
+}
+
 /// Whether blocks go on to other tiles of `queries` queries when they have done one, so that the copies for the next run while the last
 /// one is stored. Under a mask tiles differ, and many of them are shared out better as multiprocessors become free.
 pub fn is_persistent(groups: Wgmma, band: bool, queries: u32) -> bool {
@@ -503,20 +515,23 @@ pub(super) fn blocks(target: Target) -> u32 {
 /// Up to here keys are few.
 pub const FEW_KEYS: u32 = 1024;
 
-/// Every layout that [`wgmma`] can choose without or with a bias, and without or with a limited band of keys.
-pub fn all_wgmma(dtype: DType, target: Target, bias: bool, band: bool) -> Vec<Wgmma> {
+/// Every layout that [`wgmma`] or [`wgmma_of_blocks`] can choose for modifications.
+pub fn all_wgmma(dtype: DType, target: Target, kind: ScoreKind) -> Vec<Wgmma> {
     if !matches!(dtype, DType::F16 | DType::BF16) || target.sm != 90 {
         return Vec::new();
     }
-    let of = |few| FORWARD_WIDTHS.into_iter().filter_map(move |widths| wgmma(widths, bias, few));
+    if kind.blocks {
+        return FORWARD_WIDTHS.into_iter().filter_map(wgmma_of_blocks).collect();
+    }
+    let of = |few| FORWARD_WIDTHS.into_iter().filter_map(move |widths| wgmma(widths, kind.bias, few));
     let mut all: Vec<_> = of(false).collect();
-    all.extend(of(band).filter(|layout| !of(false).any(|other| other == *layout)));
+    all.extend(of(kind.band).filter(|layout| !of(false).any(|other| other == *layout)));
     all
 }
 
 /// The sweeps for the gradients with `wgmma` for head dimensions up to `widths`, of queries and keys and of values, `None` if the target or
-/// the type has none, or if others are faster.
-pub fn wgmma_sweeps(dtype: DType, target: Target, widths: [u32; 2]) -> Option<WgmmaSweeps> {
+/// the type has none, or if others are faster. Under a mask of `blocks` tiles of columns divide its tiles.
+pub fn wgmma_sweeps(dtype: DType, target: Target, widths: [u32; 2], blocks: bool) -> Option<WgmmaSweeps> {
     let halves = matches!(dtype, DType::F16 | DType::BF16);
     let [width, value_width] = holding(&SWEEP_WIDTHS, widths)?;
     let of = |columns, tiles| WgmmaSweep { groups: 2, columns, tiles, width, value_width, held: false };
@@ -526,7 +541,11 @@ pub fn wgmma_sweeps(dtype: DType, target: Target, widths: [u32; 2]) -> Option<Wg
         [128, _] => WgmmaSweeps { queries: held(of(64, 6)), keys: of(32, 8), values: None },
         [160, _] | [192, 128] => WgmmaSweeps { queries: of(64, 5), keys: of(32, 8), values: None },
         // From here on both sums would not leave enough registers.
-        [192, _] => WgmmaSweeps { queries: of(64, 5), keys: of(48, 6), values: Some(of(64, 6)) },
+        [192, _] => WgmmaSweeps {
+            queries: of(64, 5),
+            keys: of(if blocks { 32 } else { 48 }, 6),
+            values: Some(of(64, 6)),
+        },
         _ => WgmmaSweeps { queries: of(32, 6), keys: of(32, 6), values: Some(of(32, 8)) },
     };
     (halves && target.sm == 90).then_some(choice)

@@ -372,6 +372,7 @@ fn plain<'a>() -> Problem<'a> {
         bias: None,
         slope: None,
         sink: None,
+        mask: None,
         dropout: None,
     }
 }

@@ -51,6 +51,7 @@ fn problem() -> Problem<'static> {
         bias: None,
         slope: None,
         sink: None,
+        mask: None,
         dropout: None,
     }
 }

@@ -6,7 +6,7 @@ use warpwright_testkit::Scope;
 
 use crate::suite::{self, Sample};
 
-fn device(sm: u32) -> Device {
+pub(crate) fn device(sm: u32) -> Device {
     let config = EmulatorConfig { target: Target::sm(sm), ..EmulatorConfig::default() };
     assert_eq!(config.sanitizers, Sanitizers::all());
     Device::emulator_with(config)

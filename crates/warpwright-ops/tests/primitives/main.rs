@@ -3,6 +3,7 @@
 
 mod accuracy;
 mod attention;
+mod attention_blocks;
 mod attention_layouts;
 mod attention_one_sweep;
 mod batch_norm;

@@ -70,11 +70,15 @@ pub(crate) fn run(device: &Device, scope: Scope, sample: Sample) {
     let wanted = std::env::var("WARPWRIGHT_OPS").unwrap_or_default();
     let ops = wanted.split(',').filter(|op| !op.is_empty()).map(str::to_owned).collect();
     let target = Some(device.target());
-    let all = sample.of(cases(&Filter { scope, ops, target, ..Filter::default() }));
+    run_all(device, &sample.of(cases(&Filter { scope, ops, target, ..Filter::default() })));
+}
+
+/// The same of these cases.
+pub(crate) fn run_all(device: &Device, all: &[Case]) {
     assert!(!all.is_empty());
     let mut worst: BTreeMap<String, (f64, f64, f64)> = BTreeMap::new();
     let mut results: Vec<CaseResult> = Vec::with_capacity(all.len());
-    for case in &all {
+    for case in all {
         let start = Instant::now();
         let r = run_case(device, case);
         let (norm, element, seconds) =

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use warpwright_ops::attention::tuning::{self, Work};
 use warpwright_ops::attention::{
     Algorithm, AlibiSlopes, AttentionArgs, AttentionBackwardArgs, AttentionBackwardDesc, AttentionDesc,
-    AttentionInputs, BackwardAlgorithm, reference,
+    AttentionInputs, BackwardAlgorithm, BlockMaskTables, reference,
 };
 use warpwright_ops::plan::Layout;
 use warpwright_ops::{Direction, Dropout, Operation, Plan, PlanError};
@@ -42,6 +42,7 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
                     Unit::Chosen => true,
                     Unit::Copies => dtype == DType::F32,
                     Unit::Fused(_) => half && backward,
+                    Unit::Wgmma if situation.modification.blocks.is_some() => half,
                     _ => half && !backward,
                 };
                 if !has_unit || float8 && !half || backward && skipped {
@@ -214,6 +215,7 @@ impl AttentionSubject {
             sink: m.sinks.then_some(&|head| inputs.sinks[head]),
             bias: m.bias.is_some().then_some(&bias),
             slope: m.alibi.is_some().then_some(&slope),
+            mask: m.blocks.is_some().then_some(&|b, h, i, j| s.sees(b, h, i, j)),
             dropout: m.dropout.is_some().then_some(&dropout),
         })
     }
@@ -247,6 +249,8 @@ struct Tensors {
     random: Option<Placed>,
     /// Of keys and values.
     scales: [Option<Placed>; 2],
+    /// Of a mask: tiles of keys, tiles of queries, and bits.
+    mask: Option<[Placed; 3]>,
 }
 
 impl AttentionSubject {
@@ -273,6 +277,17 @@ impl AttentionSubject {
                 integers("key_offsets", DType::I32, &s.offsets(1))?,
             ])
         };
+        let mask = |tables: &BlockMaskTables| {
+            let signed = |name, values: &[i32]| {
+                let values: Vec<f64> = values.iter().map(|n| f64::from(*n)).collect();
+                bench.input(name, DType::I32, &values, 0)
+            };
+            Ok::<_, CaseError>([
+                signed("key_tiles", &tables.key_tiles)?,
+                signed("query_tiles", &tables.query_tiles)?,
+                signed("mask_bits", &tables.bits)?,
+            ])
+        };
         let bias = |layout: Layout| {
             let all = layout.elements().unwrap_or(0);
             bench.input("bias", self.dtype, &inputs.bias[..all], s.lead)
@@ -295,6 +310,7 @@ impl AttentionSubject {
             sinks: m.sinks.then(|| bench.input("sinks", DType::F32, &inputs.sinks, 0)).transpose()?,
             random: m.dropout.map(|_| integers("random", DType::I64, &numbers)).transpose()?,
             scales: [scale("k_scale", 0)?, scale("v_scale", 1)?],
+            mask: s.tables().as_ref().map(mask).transpose()?,
         })
     }
 
@@ -327,6 +343,7 @@ impl AttentionSubject {
         let flat = |x: &'p Option<Placed>| x.as_ref().map(Placed::view).transpose();
         let [query_offsets, key_offsets] =
             [0, 1].map(|i| t.offsets.as_ref().map(|offsets| offsets[i].view()).transpose());
+        let table = |i: usize| t.mask.as_ref().map(|tables| tables[i].view()).transpose();
         Ok(AttentionInputs {
             bias: t.bias.as_ref().zip(s.bias()).map(|(b, l)| b.laid_out(&l)).transpose()?,
             slopes: t.slopes.as_ref().map(|x| self.slopes_view(x)).transpose()?,
@@ -338,6 +355,9 @@ impl AttentionSubject {
             random: flat(&t.random)?,
             k_scale: flat(&t.scales[0])?,
             v_scale: flat(&t.scales[1])?,
+            key_tiles: table(0)?,
+            query_tiles: table(1)?,
+            mask_bits: table(2)?,
             ..AttentionInputs::new(t.q.laid_out(&s.q())?, t.k.laid_out(&s.k())?, t.v.laid_out(&s.v())?)
         })
     }

@@ -1,7 +1,8 @@
 //! A problem of attention in a case: sizes, layouts in memory, modifications, and the kernel that computes it.
 
 use warpwright_ops::attention::{
-    AlibiSlopes, Alignment, AttentionDesc, AttentionOptions, CacheScale, Float8Cache, Packed, Paged, Window,
+    AlibiSlopes, Alignment, AttentionDesc, AttentionOptions, BlockMaskTables, CacheScale, Float8Cache,
+    Packed, Paged, Window,
 };
 use warpwright_ops::plan::{Layout, Real};
 use warpwright_ptx::DType;
@@ -38,6 +39,45 @@ pub(super) struct Modification {
     pub(super) dropout: Option<f64>,
     /// Scales of keys and values of e4m3.
     pub(super) float8: Option<[CacheScale; 2]>,
+    /// A mask as tiles, and whether it is the same for all batches and for all heads.
+    pub(super) blocks: Option<(Pattern, [bool; 2])>,
+}
+
+/// Which pairs a mask of tiles has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pattern {
+    /// Tiles that are empty, whole, and random, where one in 37 queries sees nothing.
+    Tiles,
+    /// Documents of 90 queries and keys.
+    Documents,
+    /// A query sees the keys up to its position, which counts from the first.
+    Causal,
+    /// Nothing.
+    Empty,
+    /// Everything.
+    Full,
+}
+
+impl Pattern {
+    fn sees(self, list: usize, query: usize, key: usize) -> bool {
+        let hash = |words: [usize; 3]| {
+            let word = words.into_iter().fold(0x9e37_79b9_7f4a_7c15u64, |hash, word| {
+                (hash ^ word as u64).wrapping_mul(0xbf58_476d_1ce4_e5b9).rotate_left(29)
+            });
+            word.wrapping_mul(0x94d0_49bb_1331_11eb) >> 40
+        };
+        match self {
+            Self::Tiles => match hash([list, query / 128, key / 128]) % 4 {
+                0 => false,
+                1 => true,
+                _ => query % 37 != 5 && hash([list + 1000, query, key]) % 2 == 0,
+            },
+            Self::Documents => query / 90 == key / 90,
+            Self::Causal => key <= query,
+            Self::Empty => false,
+            Self::Full => true,
+        }
+    }
 }
 
 /// Which of the kernels computes.
@@ -130,6 +170,7 @@ pub(super) const PLAIN: Situation = Situation {
         packed: false,
         dropout: None,
         float8: None,
+        blocks: None,
     },
 };
 
@@ -172,6 +213,9 @@ impl Situation {
         add(m.paged.is_some(), &format!("pages of {}", m.paged.unwrap_or(0)));
         add(m.packed, "packed");
         add(m.dropout.is_some(), &format!("dropout {}", m.dropout.unwrap_or(0.0)));
+        if let Some((pattern, same)) = m.blocks {
+            add(true, &format!("mask of tiles {pattern:?}, same {same:?}"));
+        }
         if let Some(scales) = m.float8 {
             add(true, &format!("e4m3, {scales:?}"));
         }
@@ -307,6 +351,23 @@ impl Situation {
         Some((0..heads).map(|head| self.scale(which, head)).collect())
     }
 
+    /// The tables of the mask.
+    pub(super) fn tables(&self) -> Option<BlockMaskTables> {
+        let (_, same) = self.modification.blocks?;
+        let [batch, heads] =
+            [(self.batch, same[0]), (self.heads, same[1])].map(|(all, one)| if one { 1 } else { all });
+        BlockMaskTables::from_fn([batch, heads, self.queries, self.keys], |b, h, i, j| self.sees(b, h, i, j))
+            .ok()
+    }
+
+    /// Whether the mask has a pair.
+    pub(super) fn sees(&self, b: usize, h: usize, i: usize, j: usize) -> bool {
+        self.modification.blocks.is_none_or(|(pattern, same)| {
+            let [b, h] = [(b, same[0]), (h, same[1])].map(|(at, one)| if one { 0 } else { at });
+            pattern.sees(b * self.heads + h, i, j)
+        })
+    }
+
     pub(super) fn desc(&self, dtype: DType) -> AttentionDesc {
         let m = self.modification;
         AttentionDesc {
@@ -333,6 +394,7 @@ impl Situation {
                 sinks: m.sinks,
                 dropout: m.dropout.map(Real::new),
                 float8: m.float8.map(|[k_scale, v_scale]| Float8Cache { k_scale, v_scale }),
+                block_mask: self.tables().map(|tables| tables.shape),
             },
         }
     }

@@ -2,7 +2,7 @@
 
 use warpwright_ops::attention::{AlibiSlopes, CacheScale};
 
-use super::situation::{Modification, PLAIN, Rows, Situation, Sizes, Unit};
+use super::situation::{Modification, PLAIN, Pattern, Rows, Situation, Sizes, Unit};
 use crate::case::Scope;
 
 /// Those of a scope.
@@ -82,6 +82,7 @@ pub(super) fn situations(scope: Scope) -> Vec<Situation> {
     all.extend(persistent());
     all.extend(of_copies());
     all.extend(fused());
+    all.extend(blocks());
     if scope == Scope::Full {
         for width in [8, 16, 56, 64, 72, 96, 128, 200, 256] {
             let causal = Modification { causal: true, ..none };
@@ -524,5 +525,62 @@ fn dropped() -> Vec<Situation> {
         },
         Situation { batch: 4, heads: 4, key_heads: 2, ..with(Modification { packed: true, ..dropout }) },
         Situation { queries: 3, ..with(Modification { dropout: Some(1.0), ..dropout }) },
+    ]
+}
+
+/// Masks of tiles: several tiles of rows and columns, the last ones of which are cut. Those of warpgroups have 16 bits alone.
+fn blocks() -> Vec<Situation> {
+    let groups = |[queries, keys, width, value_width]: [usize; 4], modification| Situation {
+        queries,
+        keys,
+        width,
+        value_width,
+        modification,
+        unit: Unit::Wgmma,
+        ..PLAIN
+    };
+    let of = |pattern, same, more| Modification { blocks: Some((pattern, same)), ..more };
+    let none = Modification::default();
+    let with = |[queries, keys, width]: [usize; 3], modification| Situation {
+        queries,
+        keys,
+        width,
+        value_width: width,
+        modification,
+        ..PLAIN
+    };
+    vec![
+        Situation { batch: 2, ..with([200, 300, 32], of(Pattern::Tiles, [false; 2], none)) },
+        Situation {
+            batch: 2,
+            heads: 4,
+            key_heads: 2,
+            rows: Rows::ByHead,
+            ..with([270, 150, 64], of(Pattern::Tiles, [true, false], Modification { sinks: true, ..none }))
+        },
+        Situation { batch: 2, ..with([140, 130, 128], of(Pattern::Tiles, [false, true], none)) },
+        with([300, 280, 64], of(Pattern::Documents, [true; 2], Modification { softcap: Some(5.0), ..none })),
+        with(
+            [200, 200, 40],
+            of(Pattern::Causal, [true; 2], Modification { alibi: Some(AlibiSlopes::PerHead), ..none }),
+        ),
+        with([140, 270, 64], of(Pattern::Tiles, [true; 2], Modification { dropout: Some(0.3), ..none })),
+        with([20, 130, 32], of(Pattern::Empty, [true; 2], none)),
+        with([5, 256, 64], of(Pattern::Full, [true; 2], none)),
+        with([3, 40, 64], of(Pattern::Causal, [true; 2], none)),
+        with([0, 40, 32], of(Pattern::Full, [true; 2], none)),
+        with([40, 0, 32], of(Pattern::Full, [true; 2], none)),
+        Situation { lead: 1, ..with([130, 150, 32], of(Pattern::Tiles, [true; 2], none)) },
+        with([140, 140, 256], of(Pattern::Tiles, [true; 2], none)),
+        groups([260, 520, 64, 64], of(Pattern::Tiles, [true; 2], none)),
+        groups([400, 390, 128, 128], of(Pattern::Causal, [true; 2], none)),
+        groups([300, 390, 80, 96], of(Pattern::Documents, [true; 2], none)),
+        groups([140, 260, 160, 152], of(Pattern::Tiles, [true; 2], none)),
+        groups([260, 270, 192, 128], of(Pattern::Causal, [true; 2], none)),
+        groups(
+            [140, 140, 184, 192],
+            of(Pattern::Tiles, [true; 2], Modification { softcap: Some(5.0), ..none }),
+        ),
+        groups([200, 190, 192, 192], of(Pattern::Tiles, [true; 2], none)),
     ]
 }

@@ -10,10 +10,14 @@ use warpwright_dsl::{StridedPtr, WARP, accumulate, kernel_args};
 
 use super::dropout::Keys;
 use super::engine::{Engine, Place};
+use super::forward::Masked;
 use super::mma::MmaEngine;
 use super::simt::SimtEngine;
 use crate::attention::options::Common;
-use crate::attention::score::{Problem, ProblemArgs, QueryBlock, ScoreKind, Scorer, Span, View};
+use crate::attention::score::{
+    BlockMaskArgs, BlockMaskParams, MaskTiles, Problem, ProblemArgs, QueryBlock, ScoreKind, Scorer, Span,
+    Tiles, View,
+};
 use crate::attention::tuning::{Config, Work};
 
 kernel_args! {
@@ -136,6 +140,13 @@ kernel_args! {
     }
 }
 
+kernel_args! {
+    /// The same of the pairs that a mask lists.
+    pub(in crate::attention) struct MaskedSweepArgs => MaskedSweepParams {
+        sweep: SweepArgs, mask: BlockMaskArgs,
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 pub(in crate::attention) struct Sweep {
     /// Which gradients.
@@ -164,18 +175,21 @@ impl KernelDef for Sweep {
     }
 
     fn build<'k>(&self, k: K<'k>, a: SweepParams<'k>) {
-        let (p, gradients) = (Problem::of(a.problem), Gradients::of(a));
-        match self.config {
-            Config::Simt(simt) => accumulate!(self.dtype, |A| {
-                let engine = SimtEngine::new(k, simt, self.dtype, self.work.stationary());
-                self.body::<A, _>(k, p, gradients, &engine);
-            }),
-            Config::Mma(tensor) => {
-                let atom = k.mma_atom(self.dtype);
-                let engine = MmaEngine::new(k, tensor, atom, self.work.stationary());
-                self.body(k, p, gradients, &engine);
-            }
-        }
+        self.with_engine(k, a, None);
+    }
+}
+
+impl KernelDef for Masked<Sweep> {
+    type Args = MaskedSweepArgs;
+
+    fn spec(&self) -> KernelSpec {
+        let statistics = crate::attention::statistics_type(self.0.dtype);
+        let spec = self.0.spec();
+        spec.dtypes(DTypes::all(self.0.dtype).with("sweep.statistics", statistics))
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: MaskedSweepParams<'k>) {
+        self.0.with_engine(k, a.sweep, Some(a.mask));
     }
 }
 
@@ -288,17 +302,33 @@ pub(in crate::attention) fn gradient_of_score<'k, A: Accumulate>(
 }
 
 impl Sweep {
+    fn with_engine<'k>(&self, k: K<'k>, a: SweepParams<'k>, mask: Option<BlockMaskParams<'k>>) {
+        let (p, gradients) = (Problem::of(a.problem), Gradients::of(a));
+        match self.config {
+            Config::Simt(simt) => accumulate!(self.dtype, |A| {
+                let engine = SimtEngine::new(k, simt, self.dtype, self.work.stationary());
+                self.body::<A, _>(k, p, gradients, mask, &engine);
+            }),
+            Config::Mma(tensor) => {
+                let atom = k.mma_atom(self.dtype);
+                let engine = MmaEngine::new(k, tensor, atom, self.work.stationary());
+                self.body(k, p, gradients, mask, &engine);
+            }
+        }
+    }
+
     pub(in crate::attention) fn body<'k, A: Accumulate, E: Engine<'k, A>>(
         &self,
         k: K<'k>,
         p: Problem<'k>,
         to: Gradients<'k>,
+        mask: Option<BlockMaskParams<'k>>,
         engine: &E,
     ) {
         let p = if self.full(engine) && self.kind.dropout { p.with_shared_random(k) } else { p };
         match self.work {
-            Work::Forward | Work::Queries | Work::Bias => self.queries(k, p, to, engine),
-            Work::KeysAndValues | Work::Keys | Work::Values => self.keys_and_values(k, p, to, engine),
+            Work::Forward | Work::Queries | Work::Bias => self.queries(k, p, to, mask, engine),
+            Work::KeysAndValues | Work::Keys | Work::Values => self.keys_and_values(k, p, to, mask, engine),
         }
     }
 
@@ -312,11 +342,12 @@ impl Sweep {
         k: K<'k>,
         p: Problem<'k>,
         to: Gradients<'k>,
+        mask: Option<BlockMaskParams<'k>>,
         engine: &E,
     ) {
         let (rows, columns) = (self.config.layout().rows(), self.config.layout().tile_columns());
         let block = QueryBlock::<A>::new(k, self.kind, self.dtype, &p, rows);
-        let QueryBlock { head, first, span, scorer, q, sources } = block;
+        let QueryBlock { head, batch, first, span, scorer, q, sources } = block;
         let q = engine.load_stationary(k, q, first, 0);
         let dy = engine.load_stationary(
             k,
@@ -331,16 +362,24 @@ impl Sweep {
         let full = self.full(engine);
         let known = if full && self.kind.band { known.in_memory(k, self.dtype, &place, rows) } else { known };
         let shared = (full && self.kind.packed).then(|| block.in_shared_memory(k, &p));
-        let walk = span.walk_keys(first, first + rows.cast_signed(), columns);
-        let walk = if engine.register_bound() { walk.in_shared_memory(k) } else { walk };
-        engine.start(k, sources, walk.from, walk.end);
-        let sum = walk.fold(k, columns, engine.zero(k), |at, masked, sum| {
+        let tiles = match mask {
+            None => {
+                let walk = span.walk_keys(first, first + rows.cast_signed(), columns);
+                Tiles::Walked(if engine.register_bound() { walk.in_shared_memory(k) } else { walk })
+            }
+            Some(mask) => Tiles::Listed(MaskTiles::new(mask, Keys::Columns, [head, batch], first, columns)),
+        };
+        let (from, begin) = tiles.first();
+        engine.start(k, sources, from, begin);
+        let sum = tiles.fold(k, columns, engine.zero(k), |visit, sum| {
+            let at = visit.at;
             let (scorer, sources) =
                 shared.map_or((scorer, sources), |shared| shared.get(&p, scorer, sources));
-            let keys = engine.wait_k(k, sources, at, walk.end());
+            let keys = engine.wait_k(k, sources, at, visit.next());
             let base = scorer.base(k, engine.product(k, q, keys));
             let pair = |row, column| (first + row, at + column);
-            let scores = scorer.tile(&base, &place, (Keys::Columns, masked, engine.register_bound()), pair);
+            let masked = (Keys::Columns, visit.by_position(), engine.register_bound());
+            let scores = visit.masked(k, scorer.tile(&base, &place, masked, pair), &place);
             let values = engine.wait_v(k, sources, at);
             let kept = scorer.kept(k, engine, &place, Keys::Columns, pair);
             let dps = scorer.dropped(engine.product(k, dy, values), kept.as_ref());
@@ -363,6 +402,7 @@ impl Sweep {
         k: K<'k>,
         p: Problem<'k>,
         to: Gradients<'k>,
+        mask: Option<BlockMaskParams<'k>>,
         engine: &E,
     ) {
         let (rows, columns) = (self.config.layout().rows(), self.config.layout().tile_columns());
@@ -376,10 +416,12 @@ impl Sweep {
             engine.load_stationary(k, p.v.source(span.of_keys, key_head, span.keys, p.value_width), first, 1)
         });
         let place = engine.product_place(k);
-        let walk = span.walk_queries(first, first + rows.cast_signed(), columns);
         // In shorter rows it costs more registers than it saves.
         let wide = engine.register_bound() && self.config.layout().width() * self.dtype.bytes() as u32 >= 256;
-        let walk = if wide { walk.in_shared_memory(k) } else { walk };
+        let walked = mask.is_none().then(|| {
+            let walk = span.walk_queries(first, first + rows.cast_signed(), columns);
+            Tiles::Walked(if wide { walk.in_shared_memory(k) } else { walk })
+        });
         let zero = |wanted: bool| if wanted { engine.zero(k) } else { RegTile::empty(k) };
         let zeros = (zero(of_keys), zero(of_values));
         let heads = k.range(0u32, p.group, 1u32);
@@ -392,14 +434,20 @@ impl Sweep {
             ];
             let first_row = p.first_row(span.of_queries, head);
             let statistics = Statistics::new(to.statistics, first_row, self.config);
-            engine.start(k, sources, walk.from, walk.end);
-            walk.fold(k, columns, sums, |at, masked, (dk, dv)| {
-                let queries = engine.wait_k(k, sources, at, walk.end());
-                let there = |query: I32<'k>| masked.then(|| query.lt(span.queries));
+            let listed =
+                |mask| Tiles::Listed(MaskTiles::new(mask, Keys::Rows, [head, batch], first, columns));
+            let Some(tiles) = walked.or_else(|| mask.map(listed)) else { return sums };
+            let (from, begin) = tiles.first();
+            engine.start(k, sources, from, begin);
+            tiles.fold(k, columns, sums, |visit, (dk, dv)| {
+                let at = visit.at;
+                let queries = engine.wait_k(k, sources, at, visit.next());
+                let there = |query: I32<'k>| (!visit.is_whole()).then(|| query.lt(span.queries));
                 let (lse, delta) = statistics.of::<A>(at + place.first.to_i32(), &place.columns, there);
                 let base = scorer.base(k, engine.product(k, k_tile, queries));
                 let pair = |row, column| (at + column, first + row);
-                let scores = scorer.tile(&base, &place, (Keys::Rows, masked, engine.register_bound()), pair);
+                let masked = (Keys::Rows, visit.by_position(), engine.register_bound());
+                let scores = visit.masked(k, scorer.tile(&base, &place, masked, pair), &place);
                 let dys = engine.wait_v(k, sources, at);
                 let kept = scorer.kept(k, engine, &place, Keys::Rows, pair);
                 // Before the probabilities, so that their exponentials run beside this product.

@@ -8,7 +8,7 @@ use warpwright_dsl::{accumulate, kernel_args};
 
 use super::backward::{PlaceArgs, Statistics, gradient_of_score};
 use super::dropout::Keys;
-use super::engine::{Engine, opaque_zero};
+use super::engine::{Engine, Next, opaque_zero};
 use super::mma::MmaEngine;
 use super::simt::SimtEngine;
 use crate::attention::score::{Origin, Problem, ProblemArgs, ScoreKind, Scorer, Span, View};
@@ -154,8 +154,8 @@ impl BiasGradient {
             again,
             1,
         );
-        engine.start(k, sources, at, end);
-        let keys = engine.wait_k(k, sources, at, end);
+        engine.start(k, sources, at, Next::Below(end));
+        let keys = engine.wait_k(k, sources, at, Next::Below(end));
         let base = scorer.base(k, engine.product(k, q_tile, keys));
         let place = engine.product_place(k);
         let pair = |row, column| (again + row, at + column);

@@ -160,6 +160,28 @@ impl<'k> Walk<'k> {
     }
 }
 
+/// Which tile of columns comes behind another.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::attention) enum Next<'k> {
+    /// That of the columns beside it, as far as they are below this one.
+    Below(I32<'k>),
+    /// That of the columns from this one on, if there is one.
+    Listed(I32<'k>, Pred<'k>),
+}
+
+impl<'k> Next<'k> {
+    /// The first column of the tile behind that of the columns from `at` on, of `columns` columns, and whether there is one.
+    pub(in crate::attention) fn behind(self, at: I32<'k>, columns: u32) -> (I32<'k>, Pred<'k>) {
+        match self {
+            Self::Below(end) => {
+                let next = at + columns.cast_signed();
+                (next, next.lt(end))
+            }
+            Self::Listed(next, there) => (next, there),
+        }
+    }
+}
+
 /// The units that multiply, and the shared memory that they read.
 pub(in crate::attention) trait Engine<'k, A: Accumulate> {
     /// A tile in shared memory.
@@ -209,13 +231,13 @@ pub(in crate::attention) trait Engine<'k, A: Accumulate> {
         let _ = state;
     }
 
-    /// Begins to load the columns of two sources, `k` and `v` of the forward kernel, from column `at` on, as far as they are below
-    /// `end`.
-    fn start(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, end: I32<'k>);
+    /// Begins to load the columns of two sources, `k` and `v` of the forward kernel, from column `at` on, as far as `first` says: for
+    /// columns of a list it is that tile itself.
+    fn start(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, first: Next<'k>);
 
-    /// The first source's tile of the columns from `at` on, ready to be read. Nothing reads the tiles of earlier columns any more;
-    /// later ones begin to be loaded, as far as they are below `end`.
-    fn wait_k(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, end: I32<'k>) -> Self::Tile;
+    /// The first source's tile of the columns from `at` on, ready to be read. Nothing reads the tiles before it any more; the `next`
+    /// begins to be loaded.
+    fn wait_k(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, next: Next<'k>) -> Self::Tile;
 
     /// The second source's tile of the same columns. After that the first one's is the result of [`reuse_k`](Self::reuse_k).
     fn wait_v(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>) -> Self::Tile;

@@ -8,7 +8,9 @@ use super::engine::Engine;
 use super::mma::MmaEngine;
 use super::simt::SimtEngine;
 use super::softmax::{LseRows, OnlineSoftmax};
-use crate::attention::score::{Problem, ProblemArgs, QueryBlock, ScoreKind, Sink, View};
+use crate::attention::score::{
+    BlockMaskArgs, BlockMaskParams, MaskTiles, Problem, ProblemArgs, QueryBlock, ScoreKind, Sink, Tiles, View,
+};
 use crate::attention::tuning::Config;
 
 kernel_args! {
@@ -22,6 +24,17 @@ kernel_args! {
     /// `o = softmax(score(q k)) v` and `lse`, the logarithms of the sums.
     pub(in crate::attention) struct ForwardArgs => ForwardParams { problem: ProblemArgs, results: ResultArgs }
 }
+
+kernel_args! {
+    /// The same of the pairs that a mask lists.
+    pub(in crate::attention) struct MaskedForwardArgs => MaskedForwardParams {
+        problem: ProblemArgs, results: ResultArgs, mask: BlockMaskArgs,
+    }
+}
+
+/// A kernel that takes a mask besides.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::attention) struct Masked<D>(pub(in crate::attention) D);
 
 #[derive(Clone, Copy, Debug)]
 pub(in crate::attention) struct Forward {
@@ -43,17 +56,19 @@ impl KernelDef for Forward {
     }
 
     fn build<'k>(&self, k: K<'k>, a: ForwardParams<'k>) {
-        let results = Results::of(a.results);
-        match self.config {
-            Config::Simt(simt) => accumulate!(self.dtype, |A| {
-                let engine = SimtEngine::new(k, simt, self.dtype, 1);
-                self.body::<A, _>(k, Problem::of(a.problem), results, engine);
-            }),
-            Config::Mma(tensor) => {
-                let engine = MmaEngine::new(k, tensor, k.mma_atom(self.dtype), 1);
-                self.body(k, Problem::of(a.problem), results, engine);
-            }
-        }
+        self.with_engine(k, Problem::of(a.problem), Results::of(a.results), None);
+    }
+}
+
+impl KernelDef for Masked<Forward> {
+    type Args = MaskedForwardArgs;
+
+    fn spec(&self) -> KernelSpec {
+        self.0.spec()
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: MaskedForwardParams<'k>) {
+        self.0.with_engine(k, Problem::of(a.problem), Results::of(a.results), Some(a.mask));
     }
 }
 
@@ -72,28 +87,56 @@ impl<'k> Results<'k> {
 }
 
 impl Forward {
+    fn with_engine<'k>(
+        &self,
+        k: K<'k>,
+        p: Problem<'k>,
+        results: Results<'k>,
+        mask: Option<BlockMaskParams<'k>>,
+    ) {
+        match self.config {
+            Config::Simt(simt) => accumulate!(self.dtype, |A| {
+                let engine = SimtEngine::new(k, simt, self.dtype, 1);
+                self.body::<A, _>(k, p, results, mask, engine);
+            }),
+            Config::Mma(tensor) => {
+                let engine = MmaEngine::new(k, tensor, k.mma_atom(self.dtype), 1);
+                self.body(k, p, results, mask, engine);
+            }
+        }
+    }
+
     pub(in crate::attention) fn body<'k, A: Accumulate, E: Engine<'k, A>>(
         &self,
         k: K<'k>,
         p: Problem<'k>,
         results: Results<'k>,
+        mask: Option<BlockMaskParams<'k>>,
         engine: E,
     ) {
         let (rows, columns) = (self.config.layout().rows(), self.config.layout().tile_columns());
-        let QueryBlock { head, first, span, scorer, q, sources } =
+        let QueryBlock { head, batch, first, span, scorer, q, sources } =
             QueryBlock::<A>::new(k, self.kind, self.dtype, &p, rows);
         let q = engine.load_stationary(k, q, first, 0);
 
         let place = engine.product_place(k);
-        let walk = span.walk_keys(first, first + rows.cast_signed(), columns);
-        let walk = if engine.register_bound() { walk.in_shared_memory(k) } else { walk };
-        engine.start(k, sources, walk.from, walk.end);
+        let tiles = match mask {
+            None => {
+                let walk = span.walk_keys(first, first + rows.cast_signed(), columns);
+                Tiles::Walked(if engine.register_bound() { walk.in_shared_memory(k) } else { walk })
+            }
+            Some(mask) => Tiles::Listed(MaskTiles::new(mask, Keys::Columns, [head, batch], first, columns)),
+        };
+        let (from, begin) = tiles.first();
+        engine.start(k, sources, from, begin);
         let state = (OnlineSoftmax::new(k, place.rows.len()), engine.zero(k));
-        let (softmax, o) = walk.fold(k, columns, state, |at, masked, (softmax, o)| {
-            let keys = engine.wait_k(k, sources, at, walk.end());
+        let (softmax, o) = tiles.fold(k, columns, state, |visit, (softmax, o)| {
+            let at = visit.at;
+            let keys = engine.wait_k(k, sources, at, visit.next());
             let s = scorer.base(k, engine.product(k, q, keys));
             let pair = |row, column| (first + row, at + column);
-            let s = scorer.tile(&s, &place, (Keys::Columns, masked, engine.register_bound()), pair);
+            let masked = (Keys::Columns, visit.by_position(), engine.register_bound());
+            let s = visit.masked(k, scorer.tile(&s, &place, masked, pair), &place);
             let (p, softmax, o) = softmax.update(k, &scorer, &s, o, engine.lazy_rescale());
             // The sum is of all probabilities: dropout leaves out values alone.
             let p = match scorer.kept(k, &engine, &place, Keys::Columns, pair) {

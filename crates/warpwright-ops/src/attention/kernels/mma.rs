@@ -8,7 +8,7 @@ use warpwright_dsl::prelude::*;
 use warpwright_dsl::{Bounds, Fragment, Major, MmaAtom, SharedTile, SplitTile, TileLayout, WARP};
 
 use super::dropout::{DrawLanes, Keys};
-use super::engine::{Engine, Form, Place, Source, opaque_zero};
+use super::engine::{Engine, Form, Next, Place, Source, opaque_zero};
 use super::float8::{GROUP, NEIGHBOURS, PAIR, Queries, in_order, of_keys, of_values, pairs};
 use crate::attention::layout::{BlockLayout, BlockShape, DecodeLayout};
 
@@ -379,20 +379,20 @@ impl<'k> Engine<'k, f32> for MmaEngine<'k> {
         Operand { tile, zero: k.lit(0u32) }
     }
 
-    fn start(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, end: I32<'k>) {
+    fn start(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, first: Next<'k>) {
         // Warps that walk alone read rows that all have loaded, and the stage may have been read by what went before.
         k.barrier();
         for stage in 0..self.stages - 1 {
-            let at = at + (stage * self.config.columns).cast_signed();
-            self.copy_columns(k, sources, at, at.lt(end));
+            let (at, there) = first.behind(at, stage * self.config.columns);
+            self.copy_columns(k, sources, at, there);
         }
     }
 
-    fn wait_k(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, end: I32<'k>) -> Operand<'k> {
+    fn wait_k(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, next: Next<'k>) -> Operand<'k> {
         k.wait_copies(self.stages - 2);
         self.meet(k);
-        let next = at + ((self.stages - 1) * self.config.columns).cast_signed();
-        self.copy_columns(k, sources, next, next.lt(end));
+        let (next, there) = next.behind(at, (self.stages - 1) * self.config.columns);
+        self.copy_columns(k, sources, next, there);
         self.operand(k, 0, at)
     }
 

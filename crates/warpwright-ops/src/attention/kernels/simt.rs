@@ -8,7 +8,7 @@
 use warpwright_dsl::prelude::*;
 
 use super::dropout::{DrawLanes, Keys};
-use super::engine::{Engine, Form, Place, Source, opaque_zero};
+use super::engine::{Engine, Form, Next, Place, Source, opaque_zero};
 use crate::attention::layout::{BlockLayout, BlockShape, DecodeLayout};
 use crate::attention::statistics_type;
 
@@ -221,9 +221,9 @@ impl<'k, A: Accumulate> Engine<'k, A> for SimtEngine<'k> {
         tile
     }
 
-    fn start(&self, _: K<'k>, _: [Source<'k>; 2], _: I32<'k>, _: I32<'k>) {}
+    fn start(&self, _: K<'k>, _: [Source<'k>; 2], _: I32<'k>, _: Next<'k>) {}
 
-    fn wait_k(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, _: I32<'k>) -> SimtTile<'k> {
+    fn wait_k(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, _: Next<'k>) -> SimtTile<'k> {
         let tile = self.tile(self.stationary);
         k.barrier();
         self.load::<A>(k, sources[0], at, tile);

@@ -4,13 +4,15 @@ use warpwright_dsl::{Elem, In, KernelArgs, Out, Strided};
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::LaunchStep;
 
-use super::super::kernels::backward::{Delta, DeltaArgs, PlaceArgs, Sweep, SweepArgs};
+use super::super::kernels::backward::{Delta, DeltaArgs, MaskedSweepArgs, PlaceArgs, Sweep, SweepArgs};
 use super::super::kernels::bias_gradient::{BiasArgs, BiasGradient, SinkArgs, SinkGradient};
+use super::super::kernels::dropout::Keys;
+use super::super::kernels::forward::Masked;
 use super::super::options::{self, Common};
 use super::super::score::{ProblemArgs, ScoreKind};
 use super::super::tuning::{self, Config, Work};
 use super::super::{AttentionBackwardArgs, AttentionBackwardDesc, AttentionInputs, OP, statistics_type};
-use super::{BackwardAlgorithm, alignment, inputs, step, wgmma};
+use super::{BackwardAlgorithm, alignment, check_divides, inputs, step, wgmma};
 use crate::PlanError;
 use crate::catalogue::Direction;
 use crate::plan::{self, Layout, Operation, Plan, PlanParts, TensorSpec, Variant};
@@ -177,7 +179,17 @@ impl AttentionBackwardDesc {
         let args = self.sweep_args(c, queries);
         let dtype = self.forward.dtype;
         let def = Sweep { work, dtype, kind: c.kind, config };
-        step(&def, config, work, dtype, target, grid, args.values()).map(Some)
+        let keys = if queries { Keys::Columns } else { Keys::Rows };
+        let work = (work, dtype, target);
+        let step = match c.mask_args(keys) {
+            None => step(&def, config, work, grid, args.values())?,
+            Some(mask) => {
+                check_divides(config)?;
+                let args = MaskedSweepArgs { sweep: args, mask };
+                step(&Masked(def), config, work, grid, args.values())?
+            }
+        };
+        Ok(Some(step))
     }
 
     /// The gradient of the bias; `None` if there is none.
@@ -220,7 +232,7 @@ impl AttentionBackwardDesc {
         };
         let dtype = self.forward.dtype;
         let def = BiasGradient { dtype, kind: c.kind, config };
-        step(&def, config, Work::Bias, dtype, target, grid, args.values()).map(Some)
+        step(&def, config, (Work::Bias, dtype, target), grid, args.values()).map(Some)
     }
 
     /// The gradients of the sinks; `None` if there are none.

@@ -3,12 +3,15 @@
 use warpwright_dsl::{KernelArgs, Optional, Strided};
 use warpwright_ptx::{DType, Target};
 
-use super::super::kernels::forward::{Forward, ForwardArgs, ResultArgs};
+use super::super::kernels::dropout::Keys;
+use super::super::kernels::forward::{Forward, ForwardArgs, Masked, MaskedForwardArgs, ResultArgs};
 use super::super::options::Common;
 use super::super::score::ProblemArgs;
 use super::super::tuning::{self, Config, DecodeConfig, Work};
-use super::super::{AttentionArgs, AttentionDesc, AttentionInputs, Float8Cache, OP, statistics_type};
-use super::{Algorithm, alignment, inputs, step};
+use super::super::{
+    AttentionArgs, AttentionDesc, AttentionInputs, AttentionOptions, Float8Cache, OP, statistics_type,
+};
+use super::{Algorithm, alignment, check_divides, inputs, step};
 use crate::PlanError;
 use crate::catalogue::Direction;
 use crate::plan::{Layout, Operation, Plan, PlanParts, Variant};
@@ -19,7 +22,8 @@ impl Operation for AttentionDesc {
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         let c = self.checked(target)?;
         let layouts = [self.q, self.k, self.v, self.o];
-        let usual = self.options.packed.is_none() && self.options.dropout.is_none();
+        let AttentionOptions { packed, dropout, block_mask, .. } = self.options;
+        let usual = packed.is_none() && dropout.is_none() && block_mask.is_none();
         let few = (1..=tuning::FEW_QUERIES).contains(&self.q.shape[1]) && usual;
         if few || self.options.paged.is_some() || self.options.float8.is_some() {
             let mut configs = c.decode_configs(self, target)?;
@@ -76,6 +80,10 @@ impl AttentionDesc {
             let expected = "that of few queries where keys are of 8-bit floats";
             return Err(PlanError::refused(OP, "algorithm", format!("{algorithm:?}"), expected));
         }
+        if self.options.block_mask.is_some() && matches!(algorithm, Algorithm::Decode { .. }) {
+            let expected = "one of many queries with block_mask";
+            return Err(PlanError::refused(OP, "algorithm", format!("{algorithm:?}"), expected));
+        }
         let (variants, workspace) = match algorithm {
             Algorithm::Simt(layout) => (vec![self.block_variant(&c, target, Config::Simt(layout))?], 0),
             Algorithm::Mma(layout) => (vec![self.block_variant(&c, target, Config::Mma(layout))?], 0),
@@ -98,9 +106,17 @@ impl AttentionDesc {
     fn block_variant(&self, c: &Common, target: Target, config: Config) -> Result<Variant, PlanError> {
         let mut steps = Vec::new();
         if let Some(grid) = c.grid(c.longest[0].div_ceil(config.layout().rows()), c.heads)? {
-            let args = ForwardArgs { problem: ProblemArgs::new(c), results: self.results() };
+            let (problem, results) = (ProblemArgs::new(c), self.results());
             let def = Forward { dtype: self.dtype, kind: c.kind, config };
-            steps.push(step(&def, config, Work::Forward, self.dtype, target, grid, args.values())?);
+            let work = (Work::Forward, self.dtype, target);
+            steps.push(match c.mask_args(Keys::Columns) {
+                None => step(&def, config, work, grid, ForwardArgs { problem, results }.values())?,
+                Some(mask) => {
+                    check_divides(config)?;
+                    let args = MaskedForwardArgs { problem, results, mask };
+                    step(&Masked(def), config, work, grid, args.values())?
+                }
+            });
         }
         Ok(Variant { alignment: alignment(self.dtype, config.layout().vector()), steps })
     }

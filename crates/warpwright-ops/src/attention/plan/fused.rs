@@ -68,7 +68,11 @@ impl AttentionBackwardDesc {
             |layout: WgmmaFused| tuning::heads_at_once(key_heads, c.group, [c.queries, c.keys], layout.width);
         match algorithm {
             Some(BackwardAlgorithm::WgmmaFused { layout, heads_at_once }) => {
-                if c.queries == 0 || !self.suits_wgmma(c, target) || !layout.fits(dtype, c.widest()) {
+                if c.queries == 0
+                    || c.kind.blocks
+                    || !self.suits_wgmma(c, target)
+                    || !layout.fits(dtype, c.widest())
+                {
                     let expected =
                         "a layout for the head_dim, and a problem with queries that kernels with wgmma take";
                     let got = format!("{layout:?}");
@@ -82,7 +86,7 @@ impl AttentionBackwardDesc {
                 }
                 Ok(Some((layout, heads)))
             }
-            None if self.suits_wgmma(c, target) => {
+            None if self.suits_wgmma(c, target) && !c.kind.blocks => {
                 let layout = tuning::wgmma_fused(c.widest(), c.longest[0]);
                 Ok(layout.map(|layout| (layout, chosen(layout))))
             }

@@ -13,7 +13,7 @@ use warpwright_runtime::LaunchStep;
 
 use super::options::Common;
 use super::tuning::{Config, DecodeConfig, Mma, Simt, SplitF16, Wgmma, WgmmaFused, WgmmaSweeps, Work};
-use super::{AlibiSlopes, AttentionDesc, AttentionInputs, AttentionOptions, CacheScale, OP};
+use super::{AlibiSlopes, AttentionDesc, AttentionInputs, AttentionOptions, CacheScale, MASK_TILE, OP};
 use crate::PlanError;
 use crate::plan;
 use crate::tensors::{InSlot, SlotSpec};
@@ -89,8 +89,9 @@ impl From<[Config; 2]> for BackwardAlgorithm {
 /// The tensors that both directions read, as their plans specify them.
 fn inputs(c: &Common, desc: &AttentionDesc) -> Vec<SlotSpec> {
     let (dtype, batch, heads) = (desc.dtype, c.batch as usize, desc.q.shape[2]);
-    let AttentionOptions { bias, alibi, key_lengths, packed, paged, sinks, dropout, float8, .. } =
-        desc.options;
+    let AttentionOptions {
+        bias, alibi, key_lengths, packed, paged, sinks, dropout, float8, block_mask, ..
+    } = desc.options;
     let scales = |slot: InSlot, scale: Option<CacheScale>| {
         let len = scale.map_or(0, |scale| scale.len(desc.k.shape[2]));
         slot.holds(DType::F32, len).optional(scale.is_some())
@@ -101,6 +102,8 @@ fn inputs(c: &Common, desc: &AttentionDesc) -> Vec<SlotSpec> {
     };
     let integers = |slot: InSlot, len, there| slot.holds(DType::I32, len).optional(there);
     let pages = paged.map_or(0, |paged| paged.pages);
+    let extents = [c.queries, c.keys].map(|n| n as usize);
+    let tables = block_mask.and_then(|mask| mask.lens(extents)).unwrap_or_default();
     vec![
         AttentionInputs::q.laid_out(dtype, desc.q),
         AttentionInputs::k.laid_out(desc.cache_dtype(), desc.k),
@@ -118,6 +121,9 @@ fn inputs(c: &Common, desc: &AttentionDesc) -> Vec<SlotSpec> {
         AttentionInputs::random.holds(DType::I64, 2).optional(dropout.is_some()),
         scales(AttentionInputs::k_scale, float8.map(|float8| float8.k_scale)),
         scales(AttentionInputs::v_scale, float8.map(|float8| float8.v_scale)),
+        integers(AttentionInputs::key_tiles, tables[0], block_mask.is_some()),
+        integers(AttentionInputs::query_tiles, tables[1], block_mask.is_some()),
+        integers(AttentionInputs::mask_bits, tables[2], block_mask.is_some()),
     ]
 }
 
@@ -126,13 +132,21 @@ fn alignment(dtype: DType, vector: u32) -> u64 {
     if vector == 1 { 1 } else { (dtype.bytes() as u64 * u64::from(vector)).min(16) }
 }
 
+/// Refuses layouts whose blocks or tiles do not divide the tiles of a mask.
+fn check_divides(config: Config) -> Result<(), PlanError> {
+    let layout = config.layout();
+    if [layout.rows(), layout.tile_columns()].iter().all(|extent| MASK_TILE.is_multiple_of(*extent)) {
+        return Ok(());
+    }
+    let got = format!("{} rows and {} columns", layout.rows(), layout.tile_columns());
+    Err(PlanError::refused(OP, "layout", got, "rows and columns that divide 128 with block_mask"))
+}
+
 /// The launch of a kernel with a layout of the units by blocks.
 fn step<D: KernelDef>(
     def: &D,
     config: Config,
-    work: Work,
-    dtype: DType,
-    target: Target,
+    (work, dtype, target): (Work, DType, Target),
     grid: [u32; 3],
     args: Vec<ArgValue>,
 ) -> Result<LaunchStep, PlanError> {

@@ -91,7 +91,11 @@ impl Places {
 /// Whether kernels that read copies take a problem, and whether it has enough rows besides.
 fn suits(c: &Common, dtype: DType, layouts: &[Layout], enough: u32) -> (bool, bool) {
     let small = layouts.iter().all(|layout| layout.elements().is_some_and(|n| n < MOST));
-    let taken = dtype == DType::F32 && small && !c.kind.packed && options::granularity(layouts) >= 4;
+    let taken = dtype == DType::F32
+        && small
+        && !c.kind.packed
+        && !c.kind.blocks
+        && options::granularity(layouts) >= 4;
     (taken, taken && c.longest.iter().all(|rows| *rows >= enough))
 }
 

@@ -8,14 +8,18 @@ use warpwright_ptx::{
 use warpwright_runtime::LaunchStep;
 
 use super::super::kernels::backward::PlaceArgs;
-use super::super::kernels::wgmma::backward::{WgmmaBackward, WgmmaBackwardArgs};
-use super::super::kernels::wgmma::forward::{WgmmaForward, WgmmaForwardArgs};
+use super::super::kernels::dropout::Keys;
+use super::super::kernels::forward::Masked;
+use super::super::kernels::wgmma::backward::{MaskedWgmmaBackwardArgs, WgmmaBackward, WgmmaBackwardArgs};
+use super::super::kernels::wgmma::forward::{MaskedWgmmaForwardArgs, WgmmaForward, WgmmaForwardArgs};
 use super::super::kernels::wgmma::{boxes, reach, recorded};
 use super::super::layout::BlockLayout;
 use super::super::options::{self, Common};
 use super::super::score::{ProblemArgs, ScoreKind};
 use super::super::tuning::{self, Wgmma, WgmmaSweep, WgmmaSweeps, Work};
-use super::super::{AttentionBackwardArgs, AttentionBackwardDesc, AttentionDesc, AttentionInputs, OP};
+use super::super::{
+    AttentionBackwardArgs, AttentionBackwardDesc, AttentionDesc, AttentionInputs, MASK_TILE, OP,
+};
 use super::BackwardAlgorithm;
 use crate::PlanError;
 use crate::plan::{self, Variant};
@@ -23,7 +27,10 @@ use crate::plan::{self, Variant};
 impl AttentionDesc {
     /// Refuses a layout of blocks on sm_90a with which no kernel takes the problem.
     pub(super) fn check_wgmma(&self, c: &Common, target: Target, layout: Wgmma) -> Result<(), PlanError> {
-        if self.suits_wgmma(c, target) && layout.holds(c.width, c.value_width) {
+        let whole = [layout.rows(), layout.columns].iter().all(|n| MASK_TILE.is_multiple_of(*n))
+            && !layout.persistent;
+        let divides = !c.kind.blocks || whole;
+        if self.suits_wgmma(c, target) && layout.holds(c.width, c.value_width) && divides {
             return Ok(());
         }
         Err(PlanError::Parameter {
@@ -37,6 +44,9 @@ impl AttentionDesc {
     /// The layout of blocks on sm_90a, if such a kernel takes the problem.
     pub(in crate::attention) fn wgmma(&self, c: &Common, target: Target) -> Option<Wgmma> {
         let few = c.kind.band && c.longest[1] <= tuning::FEW_KEYS;
+        if c.kind.blocks {
+            return tuning::wgmma_of_blocks([c.width, c.value_width]).filter(|_| self.suits_wgmma(c, target));
+        }
         let groups = tuning::wgmma([c.width, c.value_width], c.kind.bias, few)?;
         // Sequences that end early leave blocks with less to do, which others make up for that come when they are needed.
         let alike = !c.kind.lengths && !c.kind.packed;
@@ -77,7 +87,11 @@ impl AttentionDesc {
             };
             let kernel = kernel(self.dtype, c.kind, config, target)?;
             let shared = config.shared_bytes(self.dtype, 1);
-            steps.push(plan::launch_step(OP, kernel, grid, args.values(), shared)?);
+            let values = match c.mask_args(Keys::Columns) {
+                None => args.values(),
+                Some(mask) => MaskedWgmmaForwardArgs { forward: args, mask }.values(),
+            };
+            steps.push(plan::launch_step(OP, kernel, grid, values, shared)?);
         }
         Ok(Variant { alignment: 16, steps })
     }
@@ -101,7 +115,8 @@ pub(in crate::attention) fn kernel(
     config: Wgmma,
     target: Target,
 ) -> Result<Kernel, PlanError> {
-    recorded(&WgmmaForward { dtype, kind, config }, target)
+    let def = WgmmaForward { dtype, kind, config };
+    if kind.blocks { recorded(&Masked(def), target) } else { recorded(&def, target) }
 }
 
 /// Numbers of queries, `pitch` of one kind after the other: the two kinds of `columns` queries. Coordinates: query, kind.
@@ -130,7 +145,7 @@ const MAX_KINDS: u64 = 1 << 31;
 
 /// Whether the sweeps have all modifications of the scores.
 const fn has_kind(kind: ScoreKind) -> bool {
-    let ScoreKind { band: _, softcap, bias, alibi, lengths: _, packed, dropout } = kind;
+    let ScoreKind { band: _, softcap, bias, alibi, lengths: _, packed, dropout, blocks: _ } = kind;
     !(softcap || bias || alibi || packed || dropout)
 }
 
@@ -151,7 +166,11 @@ impl AttentionBackwardDesc {
             ) => Ok(None),
             Some(BackwardAlgorithm::Wgmma(sweeps)) => {
                 let widths = [c.width, c.value_width];
-                let fit = sweeps.each().iter().all(|(work, config)| config.fits(*work, desc.dtype, widths));
+                let fit = sweeps.each().iter().all(|(work, config)| {
+                    let divides =
+                        [config.rows(), config.columns].iter().all(|n| MASK_TILE.is_multiple_of(*n));
+                    config.fits(*work, desc.dtype, widths) && (divides || !c.kind.blocks)
+                });
                 if fits && fit {
                     return Ok(Some(sweeps));
                 }
@@ -159,7 +178,9 @@ impl AttentionBackwardDesc {
                 let got = format!("{sweeps:?}");
                 Err(PlanError::Parameter { op: OP, parameter: "sweeps", got, expected })
             }
-            None if fits => Ok(tuning::wgmma_sweeps(desc.dtype, target, [c.width, c.value_width])),
+            None if fits => {
+                Ok(tuning::wgmma_sweeps(desc.dtype, target, [c.width, c.value_width], c.kind.blocks))
+            }
             None => Ok(None),
         }
     }
@@ -237,7 +258,11 @@ impl AttentionBackwardDesc {
         };
         let kernel = sweep(work, dtype, c.kind, config, target)?;
         let shared = config.shared_bytes(dtype, work.stationary());
-        plan::launch_step(OP, kernel, grid, args.values(), shared).map(Some)
+        let values = match c.mask_args(if of_queries { Keys::Columns } else { Keys::Rows }) {
+            None => args.values(),
+            Some(mask) => MaskedWgmmaBackwardArgs { sweep: args, mask }.values(),
+        };
+        plan::launch_step(OP, kernel, grid, values, shared).map(Some)
     }
 }
 
@@ -248,7 +273,8 @@ fn sweep(
     config: WgmmaSweep,
     target: Target,
 ) -> Result<Kernel, PlanError> {
-    recorded(&WgmmaBackward { work, dtype, kind, config }, target)
+    let def = WgmmaBackward { work, dtype, kind, config };
+    if kind.blocks { recorded(&Masked(def), target) } else { recorded(&def, target) }
 }
 
 /// Modifications of the scores that the gradients are recorded with: none, one, and all.
@@ -261,6 +287,7 @@ pub(super) const KINDS: [ScoreKind; 3] = {
         lengths: false,
         packed: false,
         dropout: false,
+        blocks: false,
     };
     [plain, ScoreKind { band: true, ..plain }, ScoreKind { band: true, lengths: true, ..plain }]
 };
@@ -269,8 +296,8 @@ pub(super) const KINDS: [ScoreKind; 3] = {
 pub(in crate::attention) fn backward_kernels(dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
     let mut out = Vec::new();
     for widths in tuning::SWEEP_WIDTHS {
-        let Some(sweeps) = tuning::wgmma_sweeps(dtype, target, widths) else { continue };
-        for kind in KINDS {
+        for kind in KINDS.into_iter().chain([ScoreKind { blocks: true, ..ScoreKind::default() }]) {
+            let Some(sweeps) = tuning::wgmma_sweeps(dtype, target, widths, kind.blocks) else { continue };
             for (work, config) in sweeps.each() {
                 out.push(sweep(work, dtype, kind, config, target)?);
             }

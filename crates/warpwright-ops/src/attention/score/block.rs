@@ -10,6 +10,7 @@ use crate::attention::kernels::engine::Source;
 #[derive(Clone, Copy, Debug)]
 pub(in crate::attention) struct QueryBlock<'k, A: Accumulate> {
     pub(in crate::attention) head: U32<'k>,
+    pub(in crate::attention) batch: U32<'k>,
     /// The first query.
     pub(in crate::attention) first: I32<'k>,
     pub(in crate::attention) span: Span<'k>,
@@ -28,7 +29,7 @@ impl<'k, A: Accumulate> QueryBlock<'k, A> {
         p: &Problem<'k>,
         rows: u32,
     ) -> Self {
-        Self::at(kind, dtype, p, rows, p.place(k, kind.band))
+        Self::at(kind, dtype, p, rows, p.place(k, kind.is_uneven()))
     }
 
     /// The block with this tile of `rows` queries, head and batch.
@@ -43,6 +44,7 @@ impl<'k, A: Accumulate> QueryBlock<'k, A> {
         let span = Span::new(kind, p, batch);
         Self {
             head,
+            batch,
             first: (tile * rows).to_i32(),
             span,
             scorer: Scorer::new(kind, Precision::of(dtype), p, span, head, batch),

@@ -4,6 +4,7 @@ mod block;
 mod problem;
 mod sink;
 mod span;
+mod tiles;
 
 use warpwright_dsl::prelude::*;
 
@@ -13,6 +14,8 @@ pub(super) use block::QueryBlock;
 pub(super) use problem::{Origin, Problem, ProblemArgs, View};
 pub(super) use sink::Sink;
 pub(super) use span::Span;
+pub use tiles::MASK_TILE;
+pub(super) use tiles::{BlockMaskArgs, BlockMaskParams, MaskTile, MaskTiles, PART_WORDS, Tiles};
 
 /// Base-2 logarithm of e.
 const LOG2_E: f64 = std::f64::consts::LOG2_E;
@@ -36,9 +39,16 @@ pub struct ScoreKind {
     pub packed: bool,
     /// Some probabilities are dropped.
     pub dropout: bool,
+    /// A mask lists the tiles that are visited.
+    pub blocks: bool,
 }
 
 impl ScoreKind {
+    /// Whether blocks of a head have more or less to do, the last ones often the most.
+    pub(in crate::attention) const fn is_uneven(self) -> bool {
+        self.band || self.blocks
+    }
+
     pub(in crate::attention) fn name(self) -> String {
         let parts = [
             (self.band, "band"),
@@ -48,6 +58,7 @@ impl ScoreKind {
             (self.lengths, "lengths"),
             (self.packed, "packed"),
             (self.dropout, "dropout"),
+            (self.blocks, "blocks"),
         ];
         parts.iter().filter(|(on, _)| *on).map(|(_, name)| format!("_{name}")).collect()
     }

@@ -12,7 +12,7 @@ mod tma;
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{StridedPtr, TensorMapArg, kernel_args};
 
-use super::engine::{Engine, Form, Pages, Place, Source};
+use super::engine::{Engine, Form, Next, Pages, Place, Source};
 use super::forward::{ResultArgs, ResultParams};
 use super::mma::MmaEngine;
 use super::simt::SimtEngine;
@@ -214,7 +214,7 @@ impl DecodeBody<'_> {
             let from = from + (split * teams + team).to_i32() * share;
             (from, end.min(from + share), columns)
         };
-        engine.start(k, sources, from, end);
+        engine.start(k, sources, from, Next::Below(end));
         // The queries come while the first keys are on their way.
         let q = engine.load_stationary(k, q, first.to_i32(), 0);
         engine.publish_stationary(k);
@@ -226,7 +226,7 @@ impl DecodeBody<'_> {
         let begin = (OnlineSoftmax::<A>::new(k, rows.len()), engine.zero(k), engine.pipeline_state());
         let (softmax, o, stage) = k.fold(tiles, begin, |at, (softmax, o, stage)| {
             engine.resume(&stage);
-            let keys = engine.wait_k(k, sources, at, end);
+            let keys = engine.wait_k(k, sources, at, Next::Below(end));
             let s = engine.product(k, q, keys).map_rows(|row, products| {
                 let first = at + place.first.to_i32();
                 scorers[row].query_row(products, rows[row].0.to_i32(), (first, &place.columns), true)

@@ -13,7 +13,7 @@ use warpwright_dsl::{
 };
 
 use super::super::dropout::{DrawLanes, Keys};
-use super::super::engine::{Engine, Form, Place, Source};
+use super::super::engine::{Engine, Form, Next, Place, Source};
 use super::super::float8::{GROUP, PAIR, Queries, in_order, of_keys, of_values};
 use super::super::mma::{LANES, SLAB, VECTOR, draw_lanes, sum_column, sum_parts};
 use super::padding;
@@ -202,8 +202,8 @@ impl<'k> TmaEngine<'k> {
     }
 
     /// Columns from a tile of the team to its next one.
-    fn step(&self) -> i32 {
-        (self.config.columns * self.config.teams()).cast_signed()
+    fn step(&self) -> u32 {
+        self.config.columns * self.config.teams()
     }
 
     /// Waits for all warps of the team.
@@ -221,8 +221,8 @@ impl<'k> TmaEngine<'k> {
     }
 
     /// Starts the copies of the columns from `at` on to a stage, if they are below `end`.
-    fn fetch(&self, k: K<'k>, sources: [Source<'k>; 2], stage: U32<'k>, at: I32<'k>, end: I32<'k>) {
-        k.if_(at.lt(end) & self.member.eq(0), || {
+    fn fetch(&self, k: K<'k>, sources: [Source<'k>; 2], stage: U32<'k>, (at, there): (I32<'k>, Pred<'k>)) {
+        k.if_(there & self.member.eq(0), || {
             let done = self.ready.at(stage);
             done.arrive_expecting(2 * self.config.tile_bytes(self.dtype));
             let [key_head, batch] = self.of;
@@ -326,18 +326,18 @@ impl<'k> Engine<'k, f32> for TmaEngine<'k> {
         }
     }
 
-    fn start(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, end: I32<'k>) {
+    fn start(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, first: Next<'k>) {
         for stage in 0..self.config.stages - 1 {
-            self.fetch(k, sources, k.lit(stage), at + stage.cast_signed() * self.step(), end);
+            self.fetch(k, sources, k.lit(stage), first.behind(at, stage * self.step()));
         }
     }
 
-    fn wait_k(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, end: I32<'k>) -> At<'k> {
+    fn wait_k(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, next: Next<'k>) -> At<'k> {
         let ([stage, parity], stages) = (self.turn.get(), self.config.stages);
         // The tile before, whose place is filled again, has been read by the whole team.
         self.meet(k);
         let before = stage.eq(0).select(stages - 1, stage - 1);
-        self.fetch(k, sources, before, at + (stages - 1).cast_signed() * self.step(), end);
+        self.fetch(k, sources, before, next.behind(at, (stages - 1) * self.step()));
         self.ready.at(stage).wait(parity);
         let tile = self.place(stage);
         let last = stage.eq(stages - 1);

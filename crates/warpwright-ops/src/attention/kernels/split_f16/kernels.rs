@@ -151,10 +151,10 @@ impl KernelDef for SplitF16Forward {
         let forward = Forward { dtype: DType::F32, kind: self.kind, config: self.from.config() };
         match self.from {
             Operands::Copies(pairs) => k.if_(suit, || {
-                forward.body(k, copies.of(p).0, results, SplitF16Engine::new(k, pairs, 1));
+                forward.body(k, copies.of(p).0, results, None, SplitF16Engine::new(k, pairs, 1));
             }),
             Operands::Tensors(tensors) => k.if_(!suit, || {
-                forward.body(k, p, results, MmaEngine::new(k, tensors, MmaAtom::Tf32, 1));
+                forward.body(k, p, results, None, MmaEngine::new(k, tensors, MmaAtom::Tf32, 1));
             }),
         }
     }
@@ -197,11 +197,11 @@ impl KernelDef for SplitF16Sweep {
                 let (copied, dy_copied) = copies.of(p);
                 let engine = SplitF16Engine::new(k, pairs, work.stationary());
                 let dy = dy_copied.unwrap_or(gradients.dy);
-                sweep.body(k, copied, Gradients { dy, ..gradients }, &engine);
+                sweep.body(k, copied, Gradients { dy, ..gradients }, None, &engine);
             }),
             Operands::Tensors(tensors) => k.if_(!suit, || {
                 let engine = MmaEngine::new(k, tensors, MmaAtom::Tf32, work.stationary());
-                sweep.body(k, p, gradients, &engine);
+                sweep.body(k, p, gradients, None, &engine);
             }),
         }
     }

@@ -12,7 +12,7 @@ use warpwright_dsl::prelude::*;
 use warpwright_dsl::{Major, MmaAtom, Split, SplitTile};
 
 use super::dropout::{DrawLanes, Keys};
-use super::engine::{Engine, Place, Source};
+use super::engine::{Engine, Next, Place, Source};
 use super::mma::{LANES, Mma, MmaEngine, Operand, PART, SLAB, TOGETHER};
 use crate::attention::layout::{BlockLayout, BlockShape};
 pub(in crate::attention) use split::Copied;
@@ -152,12 +152,12 @@ impl<'k> Engine<'k, f32> for SplitF16Engine<'k> {
         Tile { operand, factors }
     }
 
-    fn start(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, end: I32<'k>) {
-        self.tiles.start(k, sources, at, end);
+    fn start(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, first: Next<'k>) {
+        self.tiles.start(k, sources, at, first);
     }
 
-    fn wait_k(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, end: I32<'k>) -> Tile<'k> {
-        Self::columns(k, self.tiles.wait_k(k, sources, at, end), sources[0], at)
+    fn wait_k(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>, next: Next<'k>) -> Tile<'k> {
+        Self::columns(k, self.tiles.wait_k(k, sources, at, next), sources[0], at)
     }
 
     fn wait_v(&self, k: K<'k>, sources: [Source<'k>; 2], at: I32<'k>) -> Tile<'k> {

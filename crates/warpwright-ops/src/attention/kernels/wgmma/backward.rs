@@ -10,11 +10,15 @@ use warpwright_dsl::{
     Mbarrier, PanelTile, Part, Pipeline, PipelineState, TensorMapArg, WARP, WarpgroupSums, kernel_args,
 };
 
+use super::super::dropout::Keys;
 use super::super::engine::{Destination, Walk};
+use super::super::forward::Masked;
 use super::layouts::WgmmaSweep;
 use super::{GROUP, GROUP_ROWS};
 use crate::attention::layout::BlockLayout;
-use crate::attention::score::{Problem, ProblemArgs, ScoreKind, Scorer, Span, View};
+use crate::attention::score::{
+    BlockMaskArgs, BlockMaskParams, MaskTile, MaskTiles, Problem, ProblemArgs, ScoreKind, Scorer, Span, View,
+};
 use crate::attention::tuning::Work;
 
 kernel_args! {
@@ -24,6 +28,13 @@ kernel_args! {
         stationary_first: TensorMapArg, stationary_second: TensorMapArg, columns_first: TensorMapArg, columns_second: TensorMapArg,
         statistics: In<Elem>, of_queries: TensorMapArg, pitch: u32,
         first: Strided<Out<Elem>, 3>, second: Strided<Out<Elem>, 3>,
+    }
+}
+
+kernel_args! {
+    /// The same of the pairs that a mask lists.
+    pub(in crate::attention) struct MaskedWgmmaBackwardArgs => MaskedWgmmaBackwardParams {
+        sweep: WgmmaBackwardArgs, mask: BlockMaskArgs,
     }
 }
 
@@ -39,6 +50,22 @@ pub(in crate::attention) struct WgmmaBackward {
     pub(in crate::attention) config: WgmmaSweep,
 }
 
+/// The columns that a block visits.
+#[derive(Clone, Copy, Debug)]
+enum Columns<'k> {
+    Walked(Walk<'k>),
+    /// Those that a mask lists for each head.
+    Listed(BlockMaskParams<'k>),
+}
+
+/// Which pairs of a tile see each other.
+#[derive(Clone, Copy)]
+enum Pairs<'k> {
+    /// All, or those whose positions say so at the ends of the walk.
+    Positioned(Walk<'k>),
+    Listed(MaskTiles<'k>, MaskTile<'k>),
+}
+
 /// The problem of a block, and its shared memory.
 #[derive(Clone, Copy, Debug)]
 struct SweepBlock<'k> {
@@ -48,7 +75,7 @@ struct SweepBlock<'k> {
     batch: U32<'k>,
     /// The first of its rows.
     first: I32<'k>,
-    walk: Walk<'k>,
+    columns: Columns<'k>,
     base: U32<'k>,
     stationary_ready: Mbarrier<'k>,
     pipeline: Pipeline<'k>,
@@ -96,13 +123,29 @@ impl KernelDef for WgmmaBackward {
     }
 
     fn build<'k>(&self, k: K<'k>, a: WgmmaBackwardParams<'k>) {
-        let block = self.block_of(k, &a);
-        let multiplies = k.warp_idx().lt(self.warps());
-        k.if_else(multiplies, || self.multiply(k, &a, &block), || self.fetch(k, &a, &block));
+        self.of_pairs(k, &a, None);
+    }
+}
+
+impl KernelDef for Masked<WgmmaBackward> {
+    type Args = MaskedWgmmaBackwardArgs;
+
+    fn spec(&self) -> KernelSpec {
+        self.0.spec().dtypes(DTypes::all(self.0.dtype).with("sweep.statistics", DType::F32))
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: MaskedWgmmaBackwardParams<'k>) {
+        self.0.of_pairs(k, &a.sweep, Some(a.mask));
     }
 }
 
 impl WgmmaBackward {
+    fn of_pairs<'k>(&self, k: K<'k>, a: &WgmmaBackwardParams<'k>, mask: Option<BlockMaskParams<'k>>) {
+        let block = self.block_of(k, a, mask);
+        let multiplies = k.warp_idx().lt(self.warps());
+        k.if_else(multiplies, || self.multiply(k, a, &block), || self.fetch(k, a, &block));
+    }
+
     /// Warps that multiply.
     const fn warps(&self) -> u32 {
         self.config.groups * (GROUP / WARP)
@@ -112,7 +155,12 @@ impl WgmmaBackward {
         self.work == Work::Queries
     }
 
-    fn block_of<'k>(&self, k: K<'k>, a: &WgmmaBackwardParams<'k>) -> SweepBlock<'k> {
+    fn block_of<'k>(
+        &self,
+        k: K<'k>,
+        a: &WgmmaBackwardParams<'k>,
+        mask: Option<BlockMaskParams<'k>>,
+    ) -> SweepBlock<'k> {
         let p = Problem::of(a.problem);
         let (rows, columns) = (self.config.rows(), self.config.columns);
         let base = k.dynamic_shared_tiles();
@@ -123,16 +171,23 @@ impl WgmmaBackward {
             k.publish_mbarriers();
         });
         k.barrier();
-        let [tile, head, batch] = p.place(k, self.of_queries() && self.kind.band);
+        let [tile, head, batch] = p.place(k, self.of_queries() && self.kind.is_uneven());
         let span = Span::new(self.kind, &p, batch);
         let first = (tile * rows).to_i32();
         let end = first + rows.cast_signed();
         let key_head = if self.of_queries() { p.key_head(head) } else { head };
-        let walk = match self.of_queries() {
-            true => span.walk_keys(first, end, columns),
-            false => span.walk_queries(first, end, columns),
+        let columns = match (mask, self.of_queries()) {
+            (Some(mask), _) => Columns::Listed(mask),
+            (None, true) => Columns::Walked(span.walk_keys(first, end, columns)),
+            (None, false) => Columns::Walked(span.walk_queries(first, end, columns)),
         };
-        SweepBlock { span, head, key_head, batch, first, walk, base, stationary_ready, pipeline }
+        SweepBlock { span, head, key_head, batch, first, columns, base, stationary_ready, pipeline }
+    }
+
+    /// The list of a mask for a query head.
+    fn list<'k>(&self, block: &SweepBlock<'k>, mask: BlockMaskParams<'k>, head: U32<'k>) -> MaskTiles<'k> {
+        let keys = if self.of_queries() { Keys::Columns } else { Keys::Rows };
+        MaskTiles::new(mask, keys, [head, block.batch], block.first, self.config.columns)
     }
 
     /// Where a tile of the pipeline begins.
@@ -183,8 +238,7 @@ impl WgmmaBackward {
             let _ = self.heads(k, a, block, pipeline.start(k), |head, pipe| {
                 let of_columns = [if self.of_queries() { block.key_head } else { head }, block.batch];
                 let kinds = (block.batch * a.problem.heads + head) * 2;
-                let steps = k.range(block.walk.from, block.walk.end, self.config.columns.cast_signed());
-                k.fold(steps, pipe, |at, pipe| {
+                let copy = |at: I32<'k>, pipe: PipelineState<'k>| {
                     let row = at.to_u32();
                     let ready = pipeline.producer_acquire(pipe, second.bytes());
                     second.fetch(a.columns_second, self.tile(block, pipe), (row, zero), &of_columns, ready);
@@ -196,7 +250,17 @@ impl WgmmaBackward {
                         a.of_queries.copy(self.statistics(block, pipe), &[row, kinds], ready);
                     }
                     pipeline.next(pipe)
-                })
+                };
+                match block.columns {
+                    Columns::Walked(walk) => {
+                        k.fold(k.range(walk.from, walk.end, self.config.columns.cast_signed()), pipe, copy)
+                    }
+                    Columns::Listed(mask) => {
+                        let list = self.list(block, mask, head);
+                        let all = k.range(0u32, list.count, 1u32);
+                        k.fold(all, pipe, |number, pipe| copy(list.get(number).at, pipe))
+                    }
+                }
             });
         });
     }
@@ -252,7 +316,7 @@ impl WgmmaBackward {
         let p = Problem::of(a.problem);
         let _ = self.heads(k, a, block, block.pipeline.start(k), |head, pipe| {
             let scorer = Scorer::new(self.kind, Precision::Storage, &p, block.span, head, block.batch);
-            group.walk(k, &scorer, &known, pipe)
+            group.walk(k, &scorer, &known, head, pipe)
         });
         group.store(a);
     }
@@ -304,20 +368,46 @@ impl<'k> Group<'k, '_> {
         k: K<'k>,
         scorer: &Scorer<'k, f32>,
         known: &QueryStatistics<'k>,
+        head: U32<'k>,
         pipe: PipelineState<'k>,
     ) -> PipelineState<'k> {
-        let SweepBlock { walk, pipeline, .. } = *self.block;
+        let SweepBlock { columns, pipeline, .. } = *self.block;
+        let last = |weights: &Weights<'k>, pipe| {
+            self.add(weights, pipe);
+            self.finished(k, pipe);
+            pipeline.next(pipeline.next(pipe))
+        };
+        let walk = match columns {
+            Columns::Walked(walk) => walk,
+            Columns::Listed(mask) => {
+                let list = self.sweep.list(self.block, mask, head);
+                let all = || {
+                    let of = |tile: MaskTile<'k>, pipe, before| {
+                        self.tile(k, scorer, known, (tile.at, Pairs::Listed(list, tile)), pipe, before)
+                    };
+                    let first = ((of(list.get(k.lit(0u32)), pipe, None), pipe), list.get(k.lit(1u32)));
+                    let later = k.range(1u32, list.count, 1u32);
+                    let ((weights, pipe), _) = k.fold(later, first, |number, ((weights, before), tile)| {
+                        // Looked up ahead.
+                        let next = list.get(number + 1);
+                        let pipe = pipeline.next(pipeline.next(before));
+                        ((of(tile, pipe, Some((weights, before))), pipe), next)
+                    });
+                    last(&weights, pipe)
+                };
+                return k.if_else(list.count.gt(0), all, || pipe);
+            }
+        };
         let columns = self.sweep.config.columns.cast_signed();
         let all = || {
-            let first = (self.tile(k, scorer, known, walk.from, pipe, None), pipe);
+            let pairs = Pairs::Positioned(walk);
+            let first = (self.tile(k, scorer, known, (walk.from, pairs), pipe, None), pipe);
             let later = k.range(walk.from + columns, walk.end, columns);
             let (weights, pipe) = k.fold(later, first, |at, (weights, before)| {
                 let pipe = pipeline.next(pipeline.next(before));
-                (self.tile(k, scorer, known, at, pipe, Some((weights, before))), pipe)
+                (self.tile(k, scorer, known, (at, pairs), pipe, Some((weights, before))), pipe)
             });
-            self.add(&weights, pipe);
-            self.finished(k, pipe);
-            pipeline.next(pipeline.next(pipe))
+            last(&weights, pipe)
         };
         k.if_else(walk.from.lt(walk.end), all, || pipe)
     }
@@ -376,11 +466,11 @@ impl<'k> Group<'k, '_> {
         k: K<'k>,
         scorer: &Scorer<'k, f32>,
         known: &QueryStatistics<'k>,
-        at: I32<'k>,
+        (at, pairs): (I32<'k>, Pairs<'k>),
         second: PipelineState<'k>,
         before: Option<(Weights<'k>, PipelineState<'k>)>,
     ) -> Weights<'k> {
-        let SweepBlock { span, walk, pipeline, .. } = *self.block;
+        let SweepBlock { span, pipeline, .. } = *self.block;
         let WgmmaBackward { config, dtype, kind, .. } = *self.sweep;
         let first = pipeline.next(second);
         pipeline.consumer_wait(second);
@@ -405,17 +495,35 @@ impl<'k> Group<'k, '_> {
         };
         let logarithms = of_columns(0);
         let (row, column) = (self.lane.row, at + self.lane.column.to_i32());
-        let probability = |i: u32, masked: bool| {
+        let score = |i: u32, masked: bool| {
             let (slot, across) = place(i);
             let (row, column) = (row + slot.cast_signed() * 8, column + across.cast_signed());
             let (query, key) = if self.sweep.of_queries() { (row, column) } else { (column, row) };
-            let score = scorer.score(products.at(i), query, key, masked.then(|| span.sees(query, key)));
-            scorer.probability(score, of(&logarithms, i, 0))
+            scorer.score(products.at(i), query, key, masked.then(|| span.sees(query, key)))
         };
-        let all = |masked: bool| (0..config.columns / 2).map(|i| probability(i, masked)).collect::<Vec<_>>();
-        let masked = at.ge(walk.whole_end);
-        let masked = walk.whole_from.map_or(masked, |from| masked | at.lt(from));
-        let ps = k.if_else(masked, || all(true), || all(false));
+        let probability = |i, score| scorer.probability(score, of(&logarithms, i, 0));
+        let all = |masked: bool| {
+            (0..config.columns / 2).map(|i| probability(i, score(i, masked))).collect::<Vec<_>>()
+        };
+        let ps = match pairs {
+            Pairs::Positioned(walk) => {
+                let masked = at.ge(walk.whole_end);
+                let masked = walk.whole_from.map_or(masked, |from| masked | at.lt(from));
+                k.if_else(masked, || all(true), || all(false))
+            }
+            Pairs::Listed(list, tile) => {
+                let some = || {
+                    let row = (self.lane.row - self.block.first).to_u32();
+                    let bits = [0, 8].map(|down| list.row(tile, row + down, self.lane.column));
+                    let seen = |i: u32| {
+                        let (slot, across) = place(i);
+                        bits[slot as usize].sees(across).select(score(i, false), f64::NEG_INFINITY)
+                    };
+                    (0..config.columns / 2).map(|i| probability(i, seen(i))).collect::<Vec<_>>()
+                };
+                k.if_else(list.is_partial(tile), some, || all(false))
+            }
+        };
         let mut ds = Vec::new();
         if let Some(gradients) = &gradients {
             let deltas = of_columns(1);

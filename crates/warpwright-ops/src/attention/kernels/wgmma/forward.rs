@@ -10,14 +10,18 @@ use warpwright_dsl::{
     Mbarrier, Packed, Pipeline, PipelineState, TensorMapArg, TensorMapParam, WARP, WarpgroupSums, kernel_args,
 };
 
+use super::super::dropout::Keys;
 use super::super::engine::Place;
-use super::super::forward::ResultArgs;
+use super::super::forward::{Masked, ResultArgs};
 use super::super::softmax::{LseRows, OnlineSoftmax};
 use super::layouts::{SharedTiles, Wgmma};
 use super::order::{KeyTiles, PingPong, TileOrder};
 use super::{GROUP, GROUP_ROWS, HeadBoxes, LANES};
 use crate::attention::layout::BlockLayout;
-use crate::attention::score::{Origin, Problem, ProblemArgs, QueryBlock, ScoreKind, Sink, View};
+use crate::attention::score::{
+    BlockMaskArgs, BlockMaskParams, MaskTile, MaskTiles, Origin, Problem, ProblemArgs, QueryBlock, ScoreKind,
+    Sink, View,
+};
 use crate::attention::statistics_type;
 
 kernel_args! {
@@ -26,6 +30,13 @@ kernel_args! {
         problem: ProblemArgs, results: ResultArgs,
         q_boxes: TensorMapArg, k_boxes: TensorMapArg, v_boxes: TensorMapArg,
         tiles: u32, all_tiles: u32,
+    }
+}
+
+kernel_args! {
+    /// The same of the pairs that a mask lists.
+    pub(in crate::attention) struct MaskedWgmmaForwardArgs => MaskedWgmmaForwardParams {
+        forward: WgmmaForwardArgs, mask: BlockMaskArgs,
     }
 }
 
@@ -53,8 +64,27 @@ struct TileContext<'k> {
     queries: QueryBarrier<'k>,
     keys: Pipeline<'k>,
     values: Pipeline<'k>,
-    key_tiles: KeyTiles<'k>,
+    key_tiles: KeyOrder<'k>,
     block: QueryBlock<'k, f32>,
+}
+
+/// The tiles of keys that a block visits.
+#[derive(Clone, Copy)]
+enum KeyOrder<'k> {
+    /// From the last one down.
+    Down(KeyTiles<'k>),
+    Listed(MaskTiles<'k>),
+}
+
+/// Which pairs of a tile see each other.
+#[derive(Clone, Copy)]
+enum Pairs<'k> {
+    /// All, or those whose positions say so.
+    Positioned { masked: bool },
+    /// Those of the first tile of a list.
+    First(MaskTiles<'k>, MaskTile<'k>),
+    /// Those of another.
+    Listed(MaskTiles<'k>, MaskTile<'k>),
 }
 
 /// When the queries are there, and their place is free.
@@ -100,6 +130,25 @@ impl KernelDef for WgmmaForward {
     }
 
     fn build<'k>(&self, k: K<'k>, a: WgmmaForwardParams<'k>) {
+        self.of_pairs(k, &a, None);
+    }
+}
+
+impl KernelDef for Masked<WgmmaForward> {
+    type Args = MaskedWgmmaForwardArgs;
+
+    fn spec(&self) -> KernelSpec {
+        let dtype = self.0.dtype;
+        self.0.spec().dtypes(DTypes::all(dtype).with("forward.results.lse", statistics_type(dtype)))
+    }
+
+    fn build<'k>(&self, k: K<'k>, a: MaskedWgmmaForwardParams<'k>) {
+        self.0.of_pairs(k, &a.forward, Some(a.mask));
+    }
+}
+
+impl WgmmaForward {
+    fn of_pairs<'k>(&self, k: K<'k>, a: &WgmmaForwardParams<'k>, mask: Option<BlockMaskParams<'k>>) {
         let Wgmma { groups, columns, stages, persistent, .. } = self.config;
         let p = Problem::of(a.problem);
         let tiles = self.config.tiles(self.dtype);
@@ -126,8 +175,16 @@ impl KernelDef for WgmmaForward {
         let rows = self.config.rows();
         let of = |place| {
             let block = QueryBlock::<f32>::at(self.kind, self.dtype, &p, rows, place);
-            let walk = block.span.walk_keys(block.first, block.first + rows.cast_signed(), columns);
-            let key_tiles = KeyTiles::new(&walk, &block.span, columns);
+            let key_tiles = match mask {
+                None => {
+                    let walk = block.span.walk_keys(block.first, block.first + rows.cast_signed(), columns);
+                    KeyOrder::Down(KeyTiles::new(&walk, &block.span, columns))
+                }
+                Some(mask) => {
+                    let of = [block.head, block.batch];
+                    KeyOrder::Listed(MaskTiles::new(mask, Keys::Columns, of, block.first, columns))
+                }
+            };
             let values_at = keys_at + stages * tiles.keys.bytes();
             TileContext {
                 k,
@@ -143,7 +200,7 @@ impl KernelDef for WgmmaForward {
                 block,
             }
         };
-        let only = (!persistent).then(|| of(p.place(k, self.kind.band)));
+        let only = (!persistent).then(|| of(p.place(k, self.kind.is_uneven())));
         let each = |body: &dyn Fn(&TileContext<'k>, PipelineStates<'k>) -> PipelineStates<'k>| {
             let start = PipelineStates { queries: keys.start(k), keys: keys.start(k) };
             match &only {
@@ -164,7 +221,7 @@ impl KernelDef for WgmmaForward {
                 k.release_registers(fewer);
                 let first = k.thread_idx().eq(self.config.multiplying());
                 k.if_(first, || {
-                    each(&|shared, pipes| shared.produce(&a, p.key_head(shared.block.head), pipes));
+                    each(&|shared, pipes| shared.produce(a, p.key_head(shared.block.head), pipes));
                 });
             },
             || {
@@ -172,7 +229,7 @@ impl KernelDef for WgmmaForward {
                 let group = k.thread_idx() / GROUP;
                 let order = PingPong { k, group, config: self.config };
                 order.begin();
-                each(&|shared, pipes| shared.consume(&a, order, pipes));
+                each(&|shared, pipes| shared.consume(a, order, pipes));
                 if persistent {
                     order.end();
                 }
@@ -213,6 +270,22 @@ impl<'k> TileContext<'k> {
             values.fetch(tile, self.values_tile(pipe), key, ready);
         };
         let first = pipes.keys;
+        let key_tiles = match key_tiles {
+            KeyOrder::Down(key_tiles) => key_tiles,
+            KeyOrder::Listed(list) => {
+                let key = list.first(span.keys).at;
+                keys_of(first, key);
+                let (last, key) =
+                    k.fold(k.range(1u32, list.count, 1u32), (first, key), |number, (pipe, before)| {
+                        let (next, key) = (self.keys.next(pipe), list.get(number).at);
+                        keys_of(next, key);
+                        values_of(pipe, before);
+                        (next, key)
+                    });
+                values_of(last, key);
+                return self.next(pipes, last);
+            }
+        };
         keys_of(first, key_tiles.last);
         let step = self.kernel.config.columns.cast_signed();
         let last = k.fold(k.range(step, key_tiles.all, step), first, |down, pipe| {
@@ -259,18 +332,36 @@ impl<'k> TileContext<'k> {
             QueryBarrier::Single(ready) => ready.wait(k.lit(0u32)),
             QueryBarrier::Pipelined(pipeline) => pipeline.consumer_wait(pipes.queries),
         }
-        let first = consumer.first_tile(pipes.keys, WarpgroupSums::zero(k, value_width));
-        let step = columns.cast_signed();
-        let part = |from, end, masked, state| {
-            k.fold(k.range(from, end, step), state, |down, state| {
-                consumer.tile(key_tiles.last - down, masked, state)
-            })
+        let zero = WarpgroupSums::zero(k, value_width);
+        let state = match key_tiles {
+            KeyOrder::Down(key_tiles) => {
+                let masked = Pairs::Positioned { masked: true };
+                let first = consumer.first_tile(pipes.keys, zero, key_tiles.last, masked);
+                let step = columns.cast_signed();
+                let part = |from, end, masked, state| {
+                    k.fold(k.range(from, end, step), state, |down, state| {
+                        consumer.tile(key_tiles.last - down, Pairs::Positioned { masked }, state)
+                    })
+                };
+                // Without a band only the first tile has masked pairs, or with a bias all, if queries do not exist.
+                let ScoreKind { band, bias, .. } = kernel.kind;
+                let state =
+                    if band || bias { part(k.lit(step), key_tiles.whole_from, true, first) } else { first };
+                let state = part(key_tiles.whole_from, key_tiles.whole_end, false, state);
+                if band { part(key_tiles.whole_end, key_tiles.all, true, state) } else { state }
+            }
+            KeyOrder::Listed(list) => {
+                let tile = list.first(self.block.span.keys);
+                let first = consumer.first_tile(pipes.keys, zero, tile.at, Pairs::First(list, tile));
+                let known = (first, list.get(k.lit(1u32)));
+                let (state, _) = k.fold(k.range(1u32, list.count, 1u32), known, |number, (state, tile)| {
+                    // Looked up ahead.
+                    let later = list.get(number + 1);
+                    (consumer.tile(tile.at, Pairs::Listed(list, tile), state), later)
+                });
+                state
+            }
         };
-        // Without a band only the first tile has masked pairs, or with a bias all, if queries do not exist.
-        let ScoreKind { band, bias, .. } = kernel.kind;
-        let state = if band || bias { part(k.lit(step), key_tiles.whole_from, true, first) } else { first };
-        let state = part(key_tiles.whole_from, key_tiles.whole_end, false, state);
-        let state = if band { part(key_tiles.whole_end, key_tiles.all, true, state) } else { state };
         if let QueryBarrier::Pipelined(pipeline) = self.queries {
             consumer.release(pipeline, pipes.queries);
         }
@@ -331,26 +422,32 @@ impl<'k> Consumer<'_, 'k> {
     }
 
     /// The weights of the first tile, and what they are relative to.
-    fn first_tile(&self, pipe: PipelineState<'k>, values: WarpgroupSums<'k>) -> ConsumerState<'k> {
+    fn first_tile(
+        &self,
+        pipe: PipelineState<'k>,
+        values: WarpgroupSums<'k>,
+        key: I32<'k>,
+        pairs: Pairs<'k>,
+    ) -> ConsumerState<'k> {
         let shared = self.shared;
         let products = self.products(pipe);
         self.order.pass();
         products.wait(0);
         self.release(shared.keys, pipe);
-        let scores = self.scores(&products, shared.key_tiles.last, true);
+        let scores = self.scores(&products, key, pairs);
         let (p, softmax) = OnlineSoftmax::first(&shared.block.scorer, &scores);
         if shared.kernel.kind.lengths || shared.kernel.kind.packed {
-            self.clear_values(pipe);
+            self.clear_values(pipe, key);
         }
         ConsumerState { softmax, weights: p.packed(shared.kernel.dtype), values, pipe }
     }
 
     /// Values behind the last key are in the tensor where sequences have lengths of their own: weights of 0 do not leave out what
     /// is no number.
-    fn clear_values(&self, pipe: PipelineState<'k>) {
+    fn clear_values(&self, pipe: PipelineState<'k>, key: I32<'k>) {
         let (k, shared) = (self.k(), self.shared);
         shared.values.consumer_wait(pipe);
-        let left = (shared.block.span.keys - shared.key_tiles.last).max(0i32).to_u32();
+        let left = (shared.block.span.keys - key).max(0i32).to_u32();
         let threads = self.config().multiplying();
         shared.tiles.values.clear_from(shared.values_tile(pipe), left, (k.thread_idx(), threads));
         k.fence_shared_copies();
@@ -358,7 +455,7 @@ impl<'k> Consumer<'_, 'k> {
     }
 
     /// The next tile, whose first key is `key`: its weights, while the values of the one before are added.
-    fn tile(&self, key: I32<'k>, masked: bool, state: ConsumerState<'k>) -> ConsumerState<'k> {
+    fn tile(&self, key: I32<'k>, pairs: Pairs<'k>, state: ConsumerState<'k>) -> ConsumerState<'k> {
         let (k, shared) = (self.k(), self.shared);
         let scorer = &shared.block.scorer;
         let pipe = shared.keys.next(state.pipe);
@@ -368,7 +465,7 @@ impl<'k> Consumer<'_, 'k> {
         self.order.pass();
         products.wait(1);
         self.release(shared.keys, pipe);
-        let scores = self.scores(&products, key, masked);
+        let scores = self.scores(&products, key, pairs);
         let row_max = scores.row_max();
         let rescale = || state.softmax.rescaled(scorer, &row_max);
         let far = self.config().lazy_rescale.then(|| state.softmax.is_far_below(scorer, &row_max));
@@ -391,13 +488,21 @@ impl<'k> Consumer<'_, 'k> {
     }
 
     /// The scores of products with the keys from `key` on.
-    fn scores(&self, products: &WarpgroupSums<'k>, key: I32<'k>, masked: bool) -> RegTile<'k, f32> {
-        let block = &self.shared.block;
-        let first = key + self.place.first.to_i32();
-        products.tile().map_rows(|row, products| {
-            let query = block.first + self.place.rows[row].to_i32();
-            block.scorer.query_row(products, query, (first, &self.place.columns), masked)
-        })
+    fn scores(&self, products: &WarpgroupSums<'k>, key: I32<'k>, pairs: Pairs<'k>) -> RegTile<'k, f32> {
+        let (block, place) = (&self.shared.block, &self.place);
+        let first = key + place.first.to_i32();
+        let masked = matches!(pairs, Pairs::Positioned { masked: true });
+        let scores = products.tile().map_rows(|row, products| {
+            let query = block.first + place.rows[row].to_i32();
+            block.scorer.query_row(products, query, (first, &place.columns), masked)
+        });
+        match pairs {
+            Pairs::Positioned { .. } => scores,
+            Pairs::First(list, tile) => {
+                list.select(&scores, place, |row| list.row_of_first(tile, row, place.first))
+            }
+            Pairs::Listed(list, tile) => list.masked(self.k(), tile, scores, place),
+        }
     }
 
     /// Writes the normalised values and the logarithms.
