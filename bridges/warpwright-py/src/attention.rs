@@ -4,8 +4,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use warpwright::attention::{
     AlibiSlopes, Alignment, AttentionArgs, AttentionBackwardArgs, AttentionBackwardDesc, AttentionDesc,
-    AttentionInputs, AttentionOptions, Float8Cache, Packed, Paged, Window, check_block_table,
-    check_key_lengths, check_offsets,
+    AttentionInputs, AttentionOptions, BlockMaskShape, Float8Cache, MASK_TILE, Packed, Paged, Window,
+    check_block_mask, check_block_table, check_key_lengths, check_offsets,
 };
 use warpwright::plan::{Layout, PlanCache, Real};
 use warpwright::{DType, PlanError, TensorRef};
@@ -33,11 +33,13 @@ struct Options<'a, 'py> {
     sinks: Maybe<'a, 'py>,
     dropout_p: f64,
     random: Maybe<'a, 'py>,
+    /// Tiles of keys, tiles of queries, and bits.
+    block_mask: [Maybe<'a, 'py>; 3],
     stream: Maybe<'a, 'py>,
 }
 
 /// Tensors that both directions read.
-const INPUTS: usize = 13;
+const INPUTS: usize = 16;
 
 /// A call with its arguments, and what it computes.
 struct Started<'py> {
@@ -57,7 +59,7 @@ impl<'py> Started<'py> {
 /// The tensors that both directions read, in the order of [`Started`].
 fn arguments(inputs: [Option<TensorRef<'_>>; INPUTS]) -> AttentionInputs<'_> {
     let [q, k, v, bias, slopes, key_lengths, query_offsets, key_offsets, ..] = inputs;
-    let [.., block_table, sinks, random, k_scale, v_scale] = inputs;
+    let [.., block_table, sinks, random, k_scale, v_scale, key_tiles, query_tiles, mask_bits] = inputs;
     AttentionInputs {
         bias,
         slopes,
@@ -69,6 +71,9 @@ fn arguments(inputs: [Option<TensorRef<'_>>; INPUTS]) -> AttentionInputs<'_> {
         random,
         k_scale,
         v_scale,
+        key_tiles,
+        query_tiles,
+        mask_bits,
         ..AttentionInputs::new(present(q), present(k), present(v))
     }
 }
@@ -157,6 +162,41 @@ fn packed<'py>(
     let [longest_queries, longest_keys] = longest;
     let packed = Packed { sequences: all.saturating_sub(1), longest_queries, longest_keys };
     Ok((Some(packed), [Some(queries), Some(keys)]))
+}
+
+/// Names of the tables of a mask of tiles.
+const MASK: [&str; 3] = ["key_tiles", "query_tiles", "mask_bits"];
+
+/// The tables of a mask for so many queries and keys, and its extents, if there is one. Numbers that are to be looked at are checked.
+fn block_mask<'py>(
+    call: &Call<'py>,
+    tables: [Maybe<'_, 'py>; 3],
+    extents: [usize; 2],
+) -> PyResult<(Option<BlockMaskShape>, [Option<Array<'py>>; 3])> {
+    let mut arrays = [None, None, None];
+    for ((array, name), table) in arrays.iter_mut().zip(MASK).zip(tables) {
+        *array = whole(call, name, table, DType::I32)?;
+    }
+    let [Some(keys), Some(queries), Some(bits)] = &arrays else {
+        let Some(given) = arrays.iter().flatten().next() else { return Ok((None, arrays)) };
+        let (py, op) = (given.object.py(), given.site.op);
+        let missing = arrays.iter().zip(MASK).find(|(array, _)| array.is_none()).map_or("", |(_, name)| name);
+        let message = format!("{op}: {missing} is missing beside the others");
+        return Err(Problem::new(py, Class::Argument, message).at(op, missing).into_err());
+    };
+    let [batch, heads, ..] = keys.extents::<4>()?;
+    let [tiles, ..] = bits.extents::<4>()?;
+    let tile = MASK_TILE as usize;
+    let [of_queries, of_keys] = extents.map(|extent| extent.div_ceil(tile));
+    keys.expect_shape(&[batch, heads, of_queries, 1 + 2 * of_keys])?;
+    queries.expect_shape(&[batch, heads, of_keys, 1 + 2 * of_queries])?;
+    bits.expect_shape(&[tiles, 2, tile, tile / 32])?;
+    let shape = BlockMaskShape { batch, heads, tiles };
+    let known = |array: &Array<'py>| known_i32(array, call.stream());
+    if let (Some(keys), Some(queries), Some(bits)) = (known(keys)?, known(queries)?, known(bits)?) {
+        check_block_mask(shape, extents, &keys, &queries, &bits).map_err(|e| call.raise(e))?;
+    }
+    Ok((Some(shape), arrays))
 }
 
 /// Checks key lengths and block table, where they are to be looked at.
@@ -248,6 +288,7 @@ fn start<'py>(
     let sequences = packed.map_or(batch, |packed| packed.sequences);
     let pages = |table: &Array<'py>| table.extents().map(|[_, pages]| Paged { pages });
     let paged = block_table.as_ref().map(pages).transpose()?;
+    let (block_mask, tables) = block_mask(&call, o.block_mask, [queries, k_layout.shape[1]])?;
     let caches = [("k", k.dtype), ("v", v.dtype)];
     let ([k_scale, v_scale], float8) = scales((&call, op), caches, of_cache, v_layout.shape[2])?;
     let desc = AttentionDesc {
@@ -273,6 +314,7 @@ fn start<'py>(
             sinks: sinks.is_some(),
             dropout: drops.then(|| Real::new(o.dropout_p)),
             float8,
+            block_mask,
         },
     };
     let of_heads = [sequences, heads];
@@ -287,7 +329,7 @@ fn start<'py>(
     expected(&block_table, &[batch, paged.map_or(0, |paged| paged.pages)])?;
     check_lengths(&call, key_lengths.as_ref(), block_table.as_ref(), &desc)?;
     let further = [bias, slopes, key_lengths, query_offsets, key_offsets, block_table, sinks, random];
-    let mut all = [q, k, v].into_iter().map(Some).chain(further).chain([k_scale, v_scale]);
+    let mut all = [q, k, v].into_iter().map(Some).chain(further).chain([k_scale, v_scale]).chain(tables);
     let inputs = std::array::from_fn(|_| all.next().flatten());
     Ok(Started { call, inputs, desc })
 }
@@ -297,7 +339,7 @@ macro_rules! with_options {
     ($($(#[$doc:meta])* $name:ident($($tensor:ident),*; $($further:ident),*; $($flag:ident),*) => $with:ident;)*) => {$(
         $(#[$doc])*
         #[pyfunction]
-        #[pyo3(signature = ($($tensor),*, *, softmax_scale=None, causal=false, window=(-1, -1), alignment="bottom_right", softcap=None, bias=None, slopes=None, key_lengths=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, block_table=None, sinks=None, dropout_p=0.0, random=None, $($further=None,)* $($flag=false,)* out=None, stream=None))]
+        #[pyo3(signature = ($($tensor),*, *, softmax_scale=None, causal=false, window=(-1, -1), alignment="bottom_right", softcap=None, bias=None, slopes=None, key_lengths=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, block_table=None, sinks=None, dropout_p=0.0, random=None, key_tiles=None, query_tiles=None, mask_bits=None, $($further=None,)* $($flag=false,)* out=None, stream=None))]
         #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
         pub(crate) fn $name<'py>(
             $($tensor: &Object<'py>,)*
@@ -317,6 +359,9 @@ macro_rules! with_options {
             sinks: Maybe<'_, 'py>,
             dropout_p: f64,
             random: Maybe<'_, 'py>,
+            key_tiles: Maybe<'_, 'py>,
+            query_tiles: Maybe<'_, 'py>,
+            mask_bits: Maybe<'_, 'py>,
             $($further: Maybe<'_, 'py>,)*
             $($flag: bool,)*
             out: Maybe<'_, 'py>,
@@ -325,7 +370,7 @@ macro_rules! with_options {
             let (cu_seqlens, max_seqlen) = ([cu_seqlens_q, cu_seqlens_k], [max_seqlen_q, max_seqlen_k]);
             let options = Options {
                 softmax_scale, causal, window, alignment, softcap, bias, slopes, key_lengths, cu_seqlens, max_seqlen,
-                block_table, sinks, dropout_p, random, stream,
+                block_table, sinks, dropout_p, random, block_mask: [key_tiles, query_tiles, mask_bits], stream,
             };
             $with(stringify!($name), [$($tensor),*], &options, [$($further),*], [$($flag),*], out)
         }
@@ -354,6 +399,13 @@ with_options! {
     ///
     /// Pages of a cache: k and v are [pages, rows, num_kv_heads, head_dim] with rows a power of two from 16 on; block_table:
     /// int32, [batch, pages of a sequence], the pages that hold its keys in order; key_lengths is needed.
+    ///
+    /// A mask of tiles: key_tiles: int32, [batch, heads, query_tiles, 1 + 2 key_tiles], how many tiles of 128 keys a tile of 128 queries sees,
+    /// then of each, in ascending order, its number and that of its bits, -1 where all pairs see each other; query_tiles: int32, [batch, heads,
+    /// key_tiles, 1 + 2 query_tiles], the same listed for each tile of keys; mask_bits: int32, [tiles, 2, 128, 4], bit `key % 32` of word
+    /// `key // 32` of row `query` of the first half, and the other way round in the second, 0 for keys that do not exist. batch and heads may
+    /// be 1 for all. It is the whole mask: without causal, window, bias, key_lengths, cu_seqlens, block_table and caches of 8-bit floats.
+    /// On the host the numbers are checked; kernels read nothing outside of the arrays whatever they are.
     ///
     /// Caches of 8-bit floats, from sm_89 on: k and v are float8_e4m3fn beside q of float16 or bfloat16, and k_scale, v_scale, float32, [1]
     /// or [num_kv_heads], are what their elements are multiplied by; without cu_seqlens and dropout. `append_kv_cache` writes such caches.

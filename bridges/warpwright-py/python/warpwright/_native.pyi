@@ -546,6 +546,9 @@ class _AttentionOptions(TypedDict, total=False):
     sinks: _Array | None
     dropout_p: float
     random: _Array | None
+    key_tiles: _Array | None
+    query_tiles: _Array | None
+    mask_bits: _Array | None
     out: _Arrays | None
     stream: _Stream | None
 

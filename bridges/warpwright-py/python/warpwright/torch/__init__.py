@@ -13,6 +13,7 @@ PyTorch's. Tensors on the CPU run in the emulator.
 
 from . import nn, optim, parallel
 from ._attention import attention, attention_qkvpacked, scaled_dot_product_attention
+from ._block_mask import BlockMask
 from ._batch import batch_norm
 from ._causal_conv import causal_conv1d, causal_conv1d_update
 from ._clip import clip_grad_norm_
@@ -72,6 +73,7 @@ from ._rows import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from ._softmax import log_softmax, softmax
 
 __all__ = [
+    "BlockMask",
     "Patched",
     "adaptive_avg_pool1d",
     "adaptive_avg_pool2d",

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .. import _native
 from .._errors import Error, renamed
+from ._block_mask import as_block_mask
 from ._common import gradient_of, narrow, random_numbers, row_major, statistics
 from ._differentiable import Differentiable
 from ._registry import Operator, direct, refuse_tangents
@@ -15,16 +16,18 @@ from ._registry import Operator, direct, refuse_tangents
 # Those that have gradients come first.
 _TENSORS = (
     "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? sinks, Tensor? slopes, Tensor? key_lengths,"
-    " Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? block_table, Tensor? random"
+    " Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? block_table, Tensor? key_tiles, Tensor? query_tiles, Tensor? mask_bits,"
+    " Tensor? random"
 )
-_COUNT = 11
+_COUNT = 14
 # The last two say whether bias and sinks want their gradients.
 _PARAMETERS = (
     "float softmax_scale, bool causal, SymInt left, SymInt right, bool top_left, float softcap,"
     " SymInt? max_seqlen_q, SymInt? max_seqlen_k, float dropout_p, bool bias_gradient, bool sinks_gradient"
 )
 _FLOAT8 = torch.float8_e4m3fn, torch.float8_e5m2
-_NAMES = ("bias", "sinks", "slopes", "key_lengths", "cu_seqlens_q", "cu_seqlens_k", "block_table", "random")
+_MASK = "key_tiles", "query_tiles", "mask_bits"
+_NAMES = ("bias", "sinks", "slopes", "key_lengths", "cu_seqlens_q", "cu_seqlens_k", "block_table", *_MASK, "random")
 
 
 def _options(tensors: Any, parameters: Any) -> Any:
@@ -137,6 +140,7 @@ def attention(
     random: Optional[Tensor] = None,
     k_scale: Optional[Tensor] = None,
     v_scale: Optional[Tensor] = None,
+    block_mask: Any = None,
     return_lse: bool = False,
 ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
     _check_alignment("attention", alignment)
@@ -150,7 +154,10 @@ def attention(
         sinks = sinks.float()
     if dropout_p and random is None:
         random = random_numbers(q)
-    tensors = q, k, v, bias, sinks, slopes, key_lengths, cu_seqlens_q, cu_seqlens_k, block_table, random
+    mask: Any = (None,) * len(_MASK)
+    if block_mask is not None:
+        mask = as_block_mask(block_mask, "attention", q.shape[1], k.shape[1]).tensors
+    tensors = q, k, v, bias, sinks, slopes, key_lengths, cu_seqlens_q, cu_seqlens_k, block_table, *mask, random
     gradients = (t is not None and t.requires_grad for t in (bias, sinks))
     top_left = alignment == "top_left"
     parameters = scale, causal, *window, top_left, softcap or 0.0, max_seqlen_q, max_seqlen_k, dropout_p
@@ -164,7 +171,9 @@ def attention(
 attention.__doc__ = f"""{_native.attention.__doc__}
 
 Here the result is o alone, or (o, lse) with return_lse, of which lse has no gradient. With dropout_p and no random, seed and
-offset are drawn from PyTorch's default generator of the device. Differentiable in q, k, v, bias and sinks; not over caches of 8-bit floats."""
+offset are drawn from PyTorch's default generator of the device. Differentiable in q, k, v, bias and sinks; not over caches of 8-bit floats. block_mask takes the place of key_tiles, query_tiles and
+mask_bits: a `BlockMask`, or one of `torch.nn.attention.flex_attention`, which is converted in every call; convert it once with
+`BlockMask.from_flex` where it is used again."""
 
 
 # The options of packed queries, keys and values.
