@@ -484,7 +484,7 @@ pub fn wgmma(widths: [u32; 2], bias: bool, few: bool) -> Option<Wgmma> {
     })
 }
 
-/// The same under a mask of tiles, which blocks and tiles of keys divide.
+/// The same under a mask of tiles, which tiles of keys divide; rows of a block are in two of them at most.
 pub fn wgmma_of_blocks(widths: [u32; 2]) -> Option<Wgmma> {
     let layout = wgmma_layouts(widths).first().copied()?;
     let columns = match layout.width {
@@ -492,8 +492,8 @@ pub fn wgmma_of_blocks(widths: [u32; 2]) -> Option<Wgmma> {
         192 if layout.value_width > 128 => 64,
         _ => 128,
     };
-    let stages = if layout.width == 64 { 3 } else { 2 };
-    Some(Wgmma { groups: 2, columns, stages, ..layout })
+    let (groups, stages) = if layout.width == 64 { (3, 3) } else { (2, 2) };
+    Some(Wgmma { groups, columns, stages, ..layout })
 }
 
 /// Whether blocks go on to other tiles of `queries` queries when they have done one, so that the copies for the next run while the last

@@ -27,9 +27,8 @@ use crate::plan::{self, Variant};
 impl AttentionDesc {
     /// Refuses a layout of blocks on sm_90a with which no kernel takes the problem.
     pub(super) fn check_wgmma(&self, c: &Common, target: Target, layout: Wgmma) -> Result<(), PlanError> {
-        let whole = [layout.rows(), layout.columns].iter().all(|n| MASK_TILE.is_multiple_of(*n))
-            && !layout.persistent;
-        let divides = !c.kind.blocks || whole;
+        // Groups have a part of one tile of a mask each.
+        let divides = !c.kind.blocks || MASK_TILE.is_multiple_of(layout.columns) && !layout.persistent;
         if self.suits_wgmma(c, target) && layout.holds(c.width, c.value_width) && divides {
             return Ok(());
         }

@@ -54,10 +54,20 @@ pub(in crate::attention) struct MaskTiles<'k> {
 #[derive(Clone, Copy, Debug)]
 pub(in crate::attention) struct MaskTile<'k> {
     pub(in crate::attention) at: I32<'k>,
-    part: U32<'k>,
+    pub(in crate::attention) part: U32<'k>,
 }
 
 carry!(MaskTile { at, part });
+
+impl<'k> MaskTile<'k> {
+    /// The number of the bits of a tile of which nothing is seen.
+    pub(in crate::attention) const NOTHING: u32 = u32::MAX - 1;
+
+    /// Whether all pairs see each other.
+    pub(in crate::attention) fn is_whole(self) -> Pred<'k> {
+        self.part.eq(u32::MAX)
+    }
+}
 
 impl<'k> MaskTiles<'k> {
     /// What the rows from `first` on see, in tiles of `columns` columns. Both rows of a block and columns of a tile divide [`MASK_TILE`].
@@ -68,10 +78,23 @@ impl<'k> MaskTiles<'k> {
         first: I32<'k>,
         columns: u32,
     ) -> Self {
+        Self::new_where(mask, keys, [head, batch], first, columns, None)
+    }
+
+    /// The same, and nothing unless `there` says that there are such rows.
+    pub(in crate::attention) fn new_where(
+        mask: BlockMaskParams<'k>,
+        keys: Keys,
+        [head, batch]: [U32<'k>; 2],
+        first: I32<'k>,
+        columns: u32,
+        there: Option<Pred<'k>>,
+    ) -> Self {
         let first = first.to_u32();
         let number = batch * mask.of_batch + head * mask.of_head + (first >> MASK_TILE.trailing_zeros());
         let list = mask.lists.at(number.mul_wide(mask.tiles * 2 + 1));
-        let entries = list.get::<i32>().max(0).to_u32().min(mask.tiles);
+        let counted = there.map_or(list, |there| list.only_where(there, Fill::Zero));
+        let entries = counted.get::<i32>().max(0).to_u32().min(mask.tiles);
         let rows_before = if keys == Keys::Rows { MASK_TILE } else { 0 };
         let row = (first & (MASK_TILE - 1)) + rows_before;
         Self {
@@ -92,7 +115,9 @@ impl<'k> MaskTiles<'k> {
         let there = number.lt(self.count);
         let load = |at: Ptr<'k, Read, i32>| at.only_where(there, Fill::Zero).get::<i32>();
         let tile = load(at).max(0).to_u32().min(self.tiles - 1);
-        MaskTile { at: (tile * MASK_TILE + within * self.columns).to_i32(), part: load(at.at(1u64)).to_u32() }
+        let part = load(at.at(1u64)).to_u32();
+        let part = part.lt(self.parts).select(part, u32::MAX);
+        MaskTile { at: (tile * MASK_TILE + within * self.columns).to_i32(), part }
     }
 
     /// Whether not all pairs of a tile see each other.
@@ -121,23 +146,31 @@ impl<'k> MaskTiles<'k> {
         MaskRow { words: (0..self.columns.div_ceil(u32::BITS)).map(word).collect() }
     }
 
-    /// The first column of the first tile; without one, of a tile behind all columns, of which there are `all`.
-    pub(in crate::attention) fn first(&self, all: I32<'k>) -> MaskTile<'k> {
-        let first = self.get(self.count.k().lit(0u32));
-        let behind = (all + (self.columns - 1).cast_signed()) & -self.columns.cast_signed();
-        MaskTile { at: self.count.gt(0).select(first.at, behind), ..first }
+    /// The first column of a tile behind all columns, of which there are `all`.
+    pub(in crate::attention) fn end(&self, all: I32<'k>) -> I32<'k> {
+        (all + (self.columns - 1).cast_signed()) & -self.columns.cast_signed()
     }
 
-    /// The same as [`row`](Self::row) of the first tile, whatever it is.
-    pub(in crate::attention) fn row_of_first(
+    /// The same as [`row`](Self::row) of a tile that is not seen as a whole.
+    pub(in crate::attention) fn row_of_some(
         &self,
         tile: MaskTile<'k>,
         row: U32<'k>,
         first: U32<'k>,
     ) -> MaskRow<'k> {
-        let there = self.count.gt(0);
-        let partial = self.is_partial(tile) & there;
-        let otherwise = there.select(u32::MAX, 0);
+        let partial = self.is_partial(tile);
+        self.row_where(tile, row, first, |at| at.only_where(partial, Fill::Zero).get::<i32>().to_u32())
+    }
+
+    /// The same of any tile.
+    pub(in crate::attention) fn row_of_any(
+        &self,
+        tile: MaskTile<'k>,
+        row: U32<'k>,
+        first: U32<'k>,
+    ) -> MaskRow<'k> {
+        let partial = self.is_partial(tile);
+        let otherwise = tile.is_whole().select(u32::MAX, 0);
         self.row_where(tile, row, first, |at| {
             partial.select(at.only_where(partial, Fill::Zero).get::<i32>().to_u32(), otherwise)
         })

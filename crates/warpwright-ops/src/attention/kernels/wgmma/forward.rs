@@ -10,17 +10,16 @@ use warpwright_dsl::{
     Mbarrier, Packed, Pipeline, PipelineState, TensorMapArg, TensorMapParam, WARP, WarpgroupSums, kernel_args,
 };
 
-use super::super::dropout::Keys;
 use super::super::engine::Place;
 use super::super::forward::{Masked, ResultArgs};
 use super::super::softmax::{LseRows, OnlineSoftmax};
 use super::layouts::{SharedTiles, Wgmma};
+use super::lists::KeyLists;
 use super::order::{KeyTiles, PingPong, TileOrder};
 use super::{GROUP, GROUP_ROWS, HeadBoxes, LANES};
 use crate::attention::layout::BlockLayout;
 use crate::attention::score::{
-    BlockMaskArgs, BlockMaskParams, MaskTile, MaskTiles, Origin, Problem, ProblemArgs, QueryBlock, ScoreKind,
-    Sink, View,
+    BlockMaskArgs, BlockMaskParams, MaskTile, Origin, Problem, ProblemArgs, QueryBlock, ScoreKind, Sink, View,
 };
 use crate::attention::statistics_type;
 
@@ -73,7 +72,7 @@ struct TileContext<'k> {
 enum KeyOrder<'k> {
     /// From the last one down.
     Down(KeyTiles<'k>),
-    Listed(MaskTiles<'k>),
+    Listed(BlockMaskParams<'k>),
 }
 
 /// Which pairs of a tile see each other.
@@ -82,9 +81,9 @@ enum Pairs<'k> {
     /// All, or those whose positions say so.
     Positioned { masked: bool },
     /// Those of the first tile of a list.
-    First(MaskTiles<'k>, MaskTile<'k>),
+    First(KeyLists<'k>, MaskTile<'k>),
     /// Those of another.
-    Listed(MaskTiles<'k>, MaskTile<'k>),
+    Listed(KeyLists<'k>, MaskTile<'k>),
 }
 
 /// When the queries are there, and their place is free.
@@ -180,10 +179,7 @@ impl WgmmaForward {
                     let walk = block.span.walk_keys(block.first, block.first + rows.cast_signed(), columns);
                     KeyOrder::Down(KeyTiles::new(&walk, &block.span, columns))
                 }
-                Some(mask) => {
-                    let of = [block.head, block.batch];
-                    KeyOrder::Listed(MaskTiles::new(mask, Keys::Columns, of, block.first, columns))
-                }
+                Some(mask) => KeyOrder::Listed(mask),
             };
             let values_at = keys_at + stages * tiles.keys.bytes();
             TileContext {
@@ -272,16 +268,24 @@ impl<'k> TileContext<'k> {
         let first = pipes.keys;
         let key_tiles = match key_tiles {
             KeyOrder::Down(key_tiles) => key_tiles,
-            KeyOrder::Listed(list) => {
-                let key = list.first(span.keys).at;
+            KeyOrder::Listed(mask) => {
+                let lists = KeyLists::new(mask, &self.block, self.kernel.config, k.lit(0u32));
+                let (tile, cursor) = lists.first(span.keys);
+                let key = tile.at;
                 keys_of(first, key);
-                let (last, key) =
-                    k.fold(k.range(1u32, list.count, 1u32), (first, key), |number, (pipe, before)| {
-                        let (next, key) = (self.keys.next(pipe), list.get(number).at);
+                let (next, cursor) = lists.next(cursor);
+                let begin = ((first, key), (next.at, cursor));
+                let ((last, key), _) = k.while_(
+                    begin,
+                    |(_, (key, _))| key.ge(0),
+                    |((pipe, before), (key, cursor))| {
+                        let next = self.keys.next(pipe);
                         keys_of(next, key);
                         values_of(pipe, before);
-                        (next, key)
-                    });
+                        let (later, cursor) = lists.next(cursor);
+                        ((next, key), (later.at, cursor))
+                    },
+                );
                 values_of(last, key);
                 return self.next(pipes, last);
             }
@@ -322,11 +326,17 @@ impl<'k> TileContext<'k> {
         let (k, kernel, key_tiles) = (self.k, self.kernel, self.key_tiles);
         let Wgmma { columns, value_width, .. } = kernel.config;
         let group = order.group;
+        let queries = self.tiles.q.descriptor(self.q_at + group * self.tiles.q.part(GROUP_ROWS));
+        let place = super::place(k, group * GROUP_ROWS, columns);
         let consumer = Consumer {
             shared: self,
             order,
-            queries: self.tiles.q.descriptor(self.q_at + group * self.tiles.q.part(GROUP_ROWS)),
-            place: super::place(k, group * GROUP_ROWS, columns),
+            queries,
+            place_in_group: match key_tiles {
+                KeyOrder::Down(_) => place.clone(),
+                KeyOrder::Listed(_) => super::place(k, k.lit(0u32), columns),
+            },
+            place,
         };
         match self.queries {
             QueryBarrier::Single(ready) => ready.wait(k.lit(0u32)),
@@ -350,15 +360,19 @@ impl<'k> TileContext<'k> {
                 let state = part(key_tiles.whole_from, key_tiles.whole_end, false, state);
                 if band { part(key_tiles.whole_end, key_tiles.all, true, state) } else { state }
             }
-            KeyOrder::Listed(list) => {
-                let tile = list.first(self.block.span.keys);
-                let first = consumer.first_tile(pipes.keys, zero, tile.at, Pairs::First(list, tile));
-                let known = (first, list.get(k.lit(1u32)));
-                let (state, _) = k.fold(k.range(1u32, list.count, 1u32), known, |number, (state, tile)| {
-                    // Looked up ahead.
-                    let later = list.get(number + 1);
-                    (consumer.tile(tile.at, Pairs::Listed(list, tile), state), later)
-                });
+            KeyOrder::Listed(mask) => {
+                let lists = KeyLists::new(mask, &self.block, kernel.config, group);
+                let (tile, cursor) = lists.first(self.block.span.keys);
+                let first = consumer.first_tile(pipes.keys, zero, tile.at, Pairs::First(lists, tile));
+                let (state, _) = k.while_(
+                    (first, lists.next(cursor)),
+                    |(_, (tile, _))| tile.at.ge(0),
+                    |(state, (tile, cursor))| {
+                        // Looked up ahead.
+                        let later = lists.next(cursor);
+                        (consumer.tile(tile.at, Pairs::Listed(lists, tile), state), later)
+                    },
+                );
                 state
             }
         };
@@ -389,6 +403,8 @@ struct Consumer<'s, 'k> {
     queries: U64<'k>,
     /// Where a thread's products lie in the block.
     place: Place<'k>,
+    /// And where in its group, if there is a mask.
+    place_in_group: Place<'k>,
 }
 
 impl<'k> Consumer<'_, 'k> {
@@ -498,10 +514,8 @@ impl<'k> Consumer<'_, 'k> {
         });
         match pairs {
             Pairs::Positioned { .. } => scores,
-            Pairs::First(list, tile) => {
-                list.select(&scores, place, |row| list.row_of_first(tile, row, place.first))
-            }
-            Pairs::Listed(list, tile) => list.masked(self.k(), tile, scores, place),
+            Pairs::First(lists, tile) => lists.masked_first(tile, &scores, &self.place_in_group),
+            Pairs::Listed(lists, tile) => lists.masked(self.k(), tile, scores, &self.place_in_group),
         }
     }
 

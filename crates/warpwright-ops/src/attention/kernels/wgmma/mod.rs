@@ -5,6 +5,7 @@ pub(in crate::attention) mod finish;
 pub(in crate::attention) mod forward;
 pub(in crate::attention) mod fused;
 pub(in crate::attention) mod layouts;
+mod lists;
 mod order;
 
 use warpwright_dsl::prelude::*;
