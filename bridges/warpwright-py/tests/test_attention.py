@@ -105,12 +105,12 @@ def test_operators(torch_device):
     bias = torch.randn(1, 2, 1, 3, dtype=torch.float64, device=torch_device)
     sinks = torch.randn(2, device=torch_device)
     leaves_ = [t.requires_grad_() for t in (q, k, v)]
-    tensors, parameters = (*leaves_, *[None] * 8), (0.5, True, -1, -1, False, 0.0, None, None, 0.0)
+    tensors, parameters = (*leaves_, *[None] * 11), (0.5, True, -1, -1, False, 0.0, None, None, 0.0)
     torch.library.opcheck(torch.ops.warpwright.attention.default, (*tensors, *parameters, False, False), test_utils="test_faketensor")
     assert torch.autograd.gradcheck(lambda *x: wt.attention(*x, causal=True, softcap=2.0), leaves_)
     further = [bias.requires_grad_(), sinks.requires_grad_()]
     random_ = torch.tensor([1, 2], device=torch_device)
-    everything = (*leaves_, *further, *[None] * 5, random_, *parameters[:-1], 0.3)
+    everything = (*leaves_, *further, *[None] * 8, random_, *parameters[:-1], 0.3)
     torch.library.opcheck(torch.ops.warpwright.attention.default, (*everything, True, True))
     dropping = {"dropout_p": 0.3, "random": random_}
     assert torch.autograd.gradcheck(lambda *x: wt.attention(*x[:3], bias=x[3], causal=True, **dropping), [*leaves_, bias])

@@ -143,6 +143,14 @@ def test_what_is_refused():
         ww.attention(q, q, q, key_tiles=mask.key_tiles, query_tiles=mask.query_tiles[..., :2], mask_bits=mask.mask_bits)
 
 
+def test_operator():
+    q, k, v = (torch.randn(1, n, 1, 8, dtype=torch.float64, requires_grad=True) for n in (20, 30, 30))
+    tables = wt.BlockMask.from_dense(torch.rand(20, 30) < 0.5).tensors
+    parameters = (0.5, False, -1, -1, False, 0.0, None, None, 0.0, False, False)
+    arguments = (q, k, v, *[None] * 7, *tables, None, *parameters)
+    torch.library.opcheck(torch.ops.warpwright.attention.default, arguments)
+
+
 def test_compiled():
     mask = wt.BlockMask.from_dense(torch.rand(40, 40) < 0.7)
     q = torch.randn(1, 40, 2, 16, requires_grad=True)
