@@ -1,6 +1,7 @@
 //! Kernels with a barrier removed or a bound shifted: a sanitizer or a number must give each of them away.
 
 mod attention;
+mod attention_blocks;
 mod causal_conv1d;
 mod clusters;
 mod conv;
