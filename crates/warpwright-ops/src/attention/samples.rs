@@ -146,7 +146,7 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
         for kind in [all, plain, packed, alone[0], alone[1], alone[2], listed, all_listed] {
             for config in tuning::all_wgmma(dtype, target, kind) {
                 out.push(wgmma::kernel(dtype, kind, config, target)?);
-                if !kind.packed && !kind.blocks {
+                if !kind.packed {
                     let (kind, config) =
                         (ScoreKind { lengths: false, ..kind }, Wgmma { persistent: true, ..config });
                     out.push(wgmma::kernel(dtype, kind, config, target)?);

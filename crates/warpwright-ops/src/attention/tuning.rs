@@ -498,13 +498,13 @@ pub fn wgmma_of_blocks(widths: [u32; 2]) -> Option<Wgmma> {
 
 /// Whether blocks go on to other tiles of `queries` queries when they have done one, so that the copies for the next run while the last
 /// one is stored. Under a mask tiles differ, and many of them are shared out better as multiprocessors become free.
-pub fn is_persistent(groups: Wgmma, band: bool, queries: u32) -> bool {
+pub fn is_persistent(groups: Wgmma, uneven: bool, queries: u32) -> bool {
     let most = match groups.width {
         64 | 80 | 96 => u32::MAX,
         112 | 128 | 160 | 192 => 16,
         _ => 64,
     };
-    !band || queries.div_ceil(groups.rows()) <= most
+    !uneven || queries.div_ceil(groups.rows()) <= most
 }
 
 /// Persistent blocks: one for each multiprocessor.

@@ -8,8 +8,8 @@ use warpwright_ops::activation::{
     Activation, ActivationBackwardDesc, ActivationDesc, GatedActivation, GatedBackwardDesc, GatedDesc,
 };
 use warpwright_ops::attention::{
-    AttentionBackwardDesc, AttentionDesc, AttentionOptions, BackwardAlgorithm, CacheScale, Float8Cache,
-    tuning,
+    AttentionBackwardDesc, AttentionDesc, AttentionOptions, BackwardAlgorithm, BlockMaskTables, CacheScale,
+    Float8Cache, tuning,
 };
 use warpwright_ops::batch_norm::{
     BatchNorm, BatchNormBackwardDesc, BatchNormDesc, BatchNormInferenceBackwardDesc, BatchNormInferenceDesc,
@@ -68,13 +68,13 @@ const DTYPE: DType = DType::F32;
 const ROW: usize = 4096;
 
 /// Searches codes in a table of global memory, lane by lane, which stays in the caches. Attention writes 16 bytes of eight rows
-/// at a time, as the accumulators of tensor cores lie, and reads the sums of the queries of a tile in pairs. The indices of a vector of
+/// at a time, as the accumulators of tensor cores lie, reads the sums of the queries of a tile in pairs, and a word of each row of the bits of a mask. The indices of a vector of
 /// maxima are twice its bytes or more, which a thread writes and reads 16 at a time; neighbouring cells have windows in common. The
 /// positions of least elements of neighbouring columns are such a vector, too. Steps of a convolution read the taps of neighbouring
 /// channels, which lie one after the other, for a few elements of each. The seed of dropout has 64 bits and is the same for all lanes,
 /// which counts once for each half of a warp, and so do the numbers of an optimizer's step. Lanes that rotate two groups of heads of a token read the same row of a table, and all that append a head to a cache of 8-bit floats its scale. Indices are
 /// sorted by a binary search and by scattering them. Lanes that decode 4-bit weights read the scales of eight rows, of a few bytes each.
-const GATHERS: [&str; 40] = [
+const GATHERS: [&str; 42] = [
     "quantize_nested forward",
     "attention forward",
     "attention backward",
@@ -83,6 +83,8 @@ const GATHERS: [&str; 40] = [
     "attention one sweep of 80",
     "attention decode",
     "attention decode of e4m3",
+    "attention masked forward",
+    "attention masked backward",
     "append_kv_cache e4m3 forward",
     "adaptive_max_pool forward",
     "adaptive_max_pool backward",
@@ -161,6 +163,10 @@ fn count<O: Operation>(plan: &Plan<O>) -> Counters {
                 // Groups of 60 rows, which end within tiles.
                 let values = match spec.name {
                     "key_lengths" => vec![200.0; spec.len],
+                    // Of a mask, if there is one.
+                    "key_tiles" => masked().key_tiles.into_iter().take(spec.len).map(f64::from).collect(),
+                    "query_tiles" => masked().query_tiles.into_iter().take(spec.len).map(f64::from).collect(),
+                    "mask_bits" => masked().bits.into_iter().take(spec.len).map(f64::from).collect(),
                     "ends" => (1..=spec.len).map(|group| 60.0 * group as f64).collect(),
                     // Every second row once, and one row as often as all of them.
                     "indices" if spec.dtype == DType::I32 => {
@@ -418,6 +424,11 @@ fn append_kv_cache(add: &mut dyn FnMut(&str, &str, Counters)) {
     add(plan.op(), "e4m3 forward", count(&plan));
 }
 
+/// A causal mask as tiles.
+fn masked() -> BlockMaskTables {
+    BlockMaskTables::from_fn([1, 1, 200, 200], |_, _, query, key| key <= query).expect("small")
+}
+
 /// Whole tiles and a part of one, under a causal mask.
 fn attention(add: &mut dyn FnMut(&str, &str, Counters)) {
     let layout = Layout4::contiguous([1, 200, 2, 64]);
@@ -434,6 +445,12 @@ fn attention(add: &mut dyn FnMut(&str, &str, Counters)) {
     let layout = tuning::wgmma_fused(64, u32::MAX).expect("a layout for heads of 64 elements");
     let algorithm = BackwardAlgorithm::WgmmaFused { layout, heads_at_once: None };
     add(plan.op(), "one sweep", count(&desc.plan_with(TARGET, algorithm).expect("plan")));
+    let options = AttentionOptions { block_mask: Some(masked().shape), ..AttentionOptions::default() };
+    let forward = AttentionDesc { options, ..desc.forward.clone() };
+    let plan = forward.plan(TARGET).expect("plan");
+    add(plan.op(), "masked forward", count(&plan));
+    let plan = AttentionBackwardDesc { forward, ..desc.clone() }.plan(TARGET).expect("plan");
+    add(plan.op(), "masked backward", count(&plan));
     // Rows that end within a panel, and groups with parts of different sizes.
     let layout = Layout4::contiguous([1, 200, 2, 80]);
     let forward = AttentionDesc { q: layout, k: layout, v: layout, o: layout, ..desc.forward };
@@ -635,8 +652,8 @@ fn line(name: &str, c: &Counters) -> String {
 fn counters_are_as_recorded_and_traffic_is_dense() {
     let all = every_primitive();
     // Attention of few queries is another kernel, and so are gradients in one sweep and the tiles that copies turn; heads of 80 elements have
-    // two more, and caches of 8-bit floats one to read and one to append to.
-    assert_eq!(all.len(), catalogue().len() + 6 + 6, "every primitive of the catalogue is counted");
+    // two more, masks of tiles one in each direction, and caches of 8-bit floats one to read and one to append to.
+    assert_eq!(all.len(), catalogue().len() + 6 + 8, "every primitive of the catalogue is counted");
     for (name, c) in &all {
         let (sectors, ideal) = (c.global_sectors(), c.ideal_global_sectors());
         let dense = 50 * (sectors - ideal) <= ideal;

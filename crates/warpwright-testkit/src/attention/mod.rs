@@ -413,7 +413,11 @@ impl AttentionSubject {
         }
         let Modification { causal, left, right, bias, .. } = s.modification;
         let banded = causal || left.is_some() || right.is_some();
-        let groups = tuning::wgmma([s.width as u32, s.value_width as u32], bias.is_some(), banded);
+        let widths = [s.width as u32, s.value_width as u32];
+        let groups = match s.modification.blocks {
+            Some(_) => tuning::wgmma_of_blocks(widths),
+            None => tuning::wgmma(widths, bias.is_some(), banded),
+        };
         let hopper = target.sm == 90 && matches!(self.dtype, DType::F16 | DType::BF16);
         if let Some(groups) = groups.filter(|_| hopper && s.unit == Unit::Persistent) {
             let layout = tuning::Wgmma { persistent: true, ..groups };

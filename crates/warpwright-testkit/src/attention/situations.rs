@@ -582,5 +582,16 @@ fn blocks() -> Vec<Situation> {
             of(Pattern::Tiles, [true; 2], Modification { softcap: Some(5.0), ..none }),
         ),
         groups([200, 190, 192, 192], of(Pattern::Tiles, [true; 2], none)),
+        Situation {
+            unit: Unit::Persistent,
+            heads: 3,
+            key_heads: 3,
+            ..groups([450, 300, 64, 64], of(Pattern::Tiles, [true, false], none))
+        },
+        Situation {
+            unit: Unit::Persistent,
+            batch: 2,
+            ..groups([400, 200, 128, 128], of(Pattern::Documents, [true; 2], none))
+        },
     ]
 }

@@ -28,7 +28,7 @@ impl AttentionDesc {
     /// Refuses a layout of blocks on sm_90a with which no kernel takes the problem.
     pub(super) fn check_wgmma(&self, c: &Common, target: Target, layout: Wgmma) -> Result<(), PlanError> {
         // Groups have a part of one tile of a mask each.
-        let divides = !c.kind.blocks || MASK_TILE.is_multiple_of(layout.columns) && !layout.persistent;
+        let divides = !c.kind.blocks || MASK_TILE.is_multiple_of(layout.columns);
         if self.suits_wgmma(c, target) && layout.holds(c.width, c.value_width) && divides {
             return Ok(());
         }
@@ -43,13 +43,13 @@ impl AttentionDesc {
     /// The layout of blocks on sm_90a, if such a kernel takes the problem.
     pub(in crate::attention) fn wgmma(&self, c: &Common, target: Target) -> Option<Wgmma> {
         let few = c.kind.band && c.longest[1] <= tuning::FEW_KEYS;
-        if c.kind.blocks {
-            return tuning::wgmma_of_blocks([c.width, c.value_width]).filter(|_| self.suits_wgmma(c, target));
-        }
-        let groups = tuning::wgmma([c.width, c.value_width], c.kind.bias, few)?;
+        let groups = match c.kind.blocks {
+            true => tuning::wgmma_of_blocks([c.width, c.value_width])?,
+            false => tuning::wgmma([c.width, c.value_width], c.kind.bias, few)?,
+        };
         // Sequences that end early leave blocks with less to do, which others make up for that come when they are needed.
         let alike = !c.kind.lengths && !c.kind.packed;
-        let persistent = alike && tuning::is_persistent(groups, c.kind.band, c.longest[0]);
+        let persistent = alike && tuning::is_persistent(groups, c.kind.is_uneven(), c.longest[0]);
         self.suits_wgmma(c, target).then_some(Wgmma { persistent, ..groups })
     }
 

@@ -204,7 +204,7 @@ impl WgmmaForward {
                 None => {
                     let order = TileOrder::new(k, a.tiles, a.all_tiles, p.heads);
                     k.fold(order.rounds(), start, |round, pipes| {
-                        body(&of(order.place(round, self.kind.band)), pipes)
+                        body(&of(order.place(round, self.kind.is_uneven())), pipes)
                     })
                 }
             }
