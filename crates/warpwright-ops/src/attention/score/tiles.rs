@@ -70,7 +70,7 @@ impl<'k> MaskTile<'k> {
 }
 
 impl<'k> MaskTiles<'k> {
-    /// What the rows from `first` on see, in tiles of `columns` columns. Both rows of a block and columns of a tile divide [`MASK_TILE`].
+    /// The list of the rows from `first` on, in tiles of `columns` columns. Both rows of a block and columns of a tile divide [`MASK_TILE`].
     pub(in crate::attention) fn new(
         mask: BlockMaskParams<'k>,
         keys: Keys,
@@ -225,7 +225,7 @@ pub(in crate::attention) struct Visit<'k> {
     seen: Seen<'k>,
 }
 
-/// What is known of the pairs of a tile, and of the tile behind it.
+/// The pairs of a tile that see each other, and the tile behind it.
 #[derive(Clone, Copy, Debug)]
 enum Seen<'k> {
     /// Whether positions decide.

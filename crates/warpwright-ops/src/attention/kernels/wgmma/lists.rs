@@ -10,7 +10,7 @@ use super::layouts::Wgmma;
 use crate::attention::layout::BlockLayout;
 use crate::attention::score::{BlockMaskParams, MASK_TILE, MaskTile, MaskTiles, QueryBlock};
 
-/// What a group, or the thread that copies, knows of the lists of a block. The rows of a group are in one tile of the mask; those of a block
+/// The lists of a block as a group, or the thread that copies, knows them. The rows of a group are in one tile of the mask; those of a block
 /// are in two where they are more.
 #[derive(Clone, Copy)]
 pub(super) struct KeyLists<'k> {
