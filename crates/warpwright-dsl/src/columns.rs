@@ -42,6 +42,18 @@ impl<'k> ColumnTile<'k> {
         })
     }
 
+    pub(crate) fn k(&self) -> K<'k> {
+        self.k
+    }
+
+    pub(crate) fn lanes(&self) -> u32 {
+        self.lanes
+    }
+
+    pub(crate) fn width(&self) -> u32 {
+        self.width
+    }
+
     /// Teams of the block.
     pub fn teams(&self) -> u32 {
         self.k.block_threads() / self.lanes

@@ -5,7 +5,7 @@ use warpwright_ptx::{Inst, PredUse, RegKind, ScalarType, Terminator};
 use crate::context::K;
 use crate::error::IssueKind;
 use crate::lanes::Lanes;
-use crate::reg::{Integer, Pred, Reg, Scalar, Source};
+use crate::reg::{F32, F64, Integer, Pred, Reg, Scalar, Source, U32, U64};
 
 /// A register without its Rust type, as [`Carry`] passes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +41,35 @@ pub trait Carry<'k>: Sized {
 
     /// A value of the same shape with other registers, in the same order.
     fn rebuild(&self, regs: &mut RawRegs) -> Self;
+
+    /// A value of the same shape whose words of 32 bits are what `f` makes of those of this one, in order. Registers of other than 32
+    /// or 64 bits are an issue.
+    #[doc(hidden)]
+    #[track_caller]
+    fn map_words(&self, k: K<'k>, mut f: impl FnMut(U32<'k>) -> U32<'k>) -> Self {
+        let mut regs = Vec::new();
+        self.collect(&mut regs);
+        let moved = regs.iter().map(|&RawReg { id, ty }| {
+            let id = match ty {
+                ScalarType::B32 => f(Reg::from_id(k, id)).id(),
+                ScalarType::F32 => F32::from_bits(f(Reg::<f32>::from_id(k, id).to_bits())).id(),
+                ScalarType::F64 => {
+                    let (low, high) = Reg::<f64>::from_id(k, id).to_bits().words();
+                    F64::from_bits(U64::from_words(f(low), f(high))).id()
+                }
+                ScalarType::B64 => {
+                    let (low, high) = Reg::<u64>::from_id(k, id).words();
+                    U64::from_words(f(low), f(high)).id()
+                }
+                _ => {
+                    k.issue(IssueKind::Shuffle { register: ty });
+                    id
+                }
+            };
+            RawReg { id, ty }
+        });
+        self.rebuild(&mut RawRegs::new(moved.collect()))
+    }
 }
 
 impl<'k, T: Scalar> Carry<'k> for Reg<'k, T> {

@@ -80,7 +80,9 @@ impl<'k, A: Float> Packed<'k, A> {
             lanes: (0..lanes).map(|_| k.lit(0.0)).collect(),
         })
     }
+}
 
+impl<'k, A: Number> Packed<'k, A> {
     /// The elements.
     #[track_caller]
     pub fn lanes(&self) -> Lanes<'k, A> {

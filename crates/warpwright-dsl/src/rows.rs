@@ -70,6 +70,15 @@ impl<'k> Team<'k> {
         Self { k, threads, gather: k.on_behalf(|| k.all_gather()) }
     }
 
+    pub(crate) fn k(self) -> K<'k> {
+        self.k
+    }
+
+    /// Threads of a team.
+    pub fn threads(self) -> u32 {
+        self.threads
+    }
+
     /// The thread's number in its team.
     #[track_caller]
     pub fn lane(self) -> U32<'k> {

@@ -7,8 +7,8 @@ use warpwright_ptx::{Inst, Operand, PredUse, ReduxOp, ScalarType, ShflMode, Vote
 use crate::context::K;
 use crate::error::IssueKind;
 use crate::float::Float;
-use crate::flow::{Carry, RawReg, RawRegs};
-use crate::reg::{Integer, Number, Pred, Reg, Scalar, Source, U32};
+use crate::flow::Carry;
+use crate::reg::{Number, Pred, Reg, Scalar, Source, U32};
 
 /// Threads of a warp.
 pub const WARP: u32 = 32;
@@ -182,44 +182,20 @@ impl<'k> K<'k> {
     /// Every register of `value` from another lane.
     #[track_caller]
     fn shuffle<C: Carry<'k>>(self, mode: ShflMode, value: &C, lane: Operand, clamp: i64) -> C {
-        let one = |src: warpwright_ptx::Reg| {
-            let dst = self.fresh::<u32>();
-            self.emit(Inst::Shfl {
-                mode,
-                dst: dst.id(),
-                pred: None,
-                a: Operand::Reg(src),
-                b: lane,
-                c: Operand::int(clamp),
-                mask: ALL_LANES,
-            });
-            dst
-        };
         self.on_behalf(|| {
-            let mut regs = Vec::new();
-            value.collect(&mut regs);
-            let moved = regs.iter().map(|&RawReg { id, ty }| {
-                let id = match ty {
-                    ScalarType::B32 => one(id).id(),
-                    ScalarType::F32 => {
-                        crate::F32::from_bits(one(Reg::<f32>::from_id(self, id).to_bits().id())).id()
-                    }
-                    ScalarType::F64 => {
-                        let (low, high) = Reg::<f64>::from_id(self, id).to_bits().words();
-                        crate::F64::from_bits(crate::U64::from_words(one(low.id()), one(high.id()))).id()
-                    }
-                    ScalarType::B64 => {
-                        let (low, high) = Reg::<u64>::from_id(self, id).words();
-                        crate::U64::from_words(one(low.id()), one(high.id())).id()
-                    }
-                    _ => {
-                        self.issue(IssueKind::Shuffle { register: ty });
-                        id
-                    }
-                };
-                RawReg { id, ty }
-            });
-            value.rebuild(&mut RawRegs::new(moved.collect()))
+            value.map_words(self, |word| {
+                let dst = self.fresh::<u32>();
+                self.emit(Inst::Shfl {
+                    mode,
+                    dst: dst.id(),
+                    pred: None,
+                    a: Operand::Reg(word.id()),
+                    b: lane,
+                    c: Operand::int(clamp),
+                    mask: ALL_LANES,
+                });
+                dst
+            })
         })
     }
 
@@ -308,10 +284,20 @@ pub fn warp_reduce_lanes<'k, T: Number, R: Reduction<T>>(
 
 /// The sum of the values of the lanes below and of the lane itself.
 #[track_caller]
-pub fn warp_inclusive_sum<'k, T: Integer>(k: K<'k>, value: Reg<'k, T>) -> Reg<'k, T> {
-    k.on_behalf(|| {
-        let lane = k.lane_idx();
-        (0..WARP.trailing_zeros()).fold(value, |sum, step| {
+pub fn warp_inclusive_sum<'k, T: Number>(k: K<'k>, value: Reg<'k, T>) -> Reg<'k, T> {
+    k.on_behalf(|| inclusive_sum(k.lane_idx(), [1, WARP], value))
+}
+
+/// The same of the lanes `stride`, `2 stride` and so on below, in groups of `lanes`, both powers of two up to 32; `lane` is the number in
+/// the group.
+#[track_caller]
+pub(crate) fn inclusive_sum<'k, T: Number>(
+    lane: U32<'k>,
+    [stride, lanes]: [u32; 2],
+    value: Reg<'k, T>,
+) -> Reg<'k, T> {
+    lane.k().on_behalf(|| {
+        (stride.trailing_zeros()..lanes.trailing_zeros()).fold(value, |sum, step| {
             let delta = 1 << step;
             let below = sum.shfl_up(delta);
             lane.ge(delta).select(sum + below, sum)
