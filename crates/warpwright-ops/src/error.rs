@@ -111,6 +111,22 @@ impl PlanError {
         if expected.contains(&got) { Ok(()) } else { Err(Self::DType { op, tensor, got, expected }) }
     }
 
+    /// A tensor of the type of elements of `dtype`, or of the one that these are summed in.
+    pub(crate) fn check_own_or_wide(
+        op: &'static str,
+        tensor: &'static str,
+        got: DType,
+        dtype: DType,
+    ) -> Result<(), Self> {
+        let expected: &'static [DType] = match dtype {
+            DType::F64 => &[DType::F64],
+            DType::F32 => &[DType::F32],
+            DType::F16 => &[DType::F16, DType::F32],
+            _ => &[DType::BF16, DType::F32],
+        };
+        if expected.contains(&got) { Ok(()) } else { Err(Self::DType { op, tensor, got, expected }) }
+    }
+
     /// A number that is added to a variance.
     pub(crate) fn check_eps(op: &'static str, eps: Real) -> Result<(), Self> {
         if eps.get() >= 0.0 && eps.get().is_finite() {

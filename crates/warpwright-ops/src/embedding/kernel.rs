@@ -8,7 +8,7 @@ use super::tuning::{GATHER_THREADS, PART, SUM_UNROLL, SUM_WARPS, UNROLL};
 
 kernel_args! {
     /// `y_i = weight[indices_i]`, `vectors` in all, `of_row` to a row.
-    pub(super) struct GatherArgs => GatherParams {
+    pub(crate) struct GatherArgs => GatherParams {
         weight: In<Elem>, indices: In<u32>, y: Out<Elem>, rows: u64, words: u32, vectors: u64,
         of_row: WideDivisorArgs, of_row_small: DivisorArgs,
     }
@@ -16,29 +16,29 @@ kernel_args! {
 
 kernel_args! {
     /// Rows of `vectors` vectors at `places`, whose columns `columns` warps share.
-    pub(super) struct SumArgs => Sums {
+    pub(crate) struct SumArgs => Sums {
         dy: In<Elem>, places: In<u32>, vectors: u32, columns: DivisorArgs,
     }
 }
 
 kernel_args! {
     /// The sums of those parts whose places are of one of the `rows` rows.
-    pub(super) struct PartArgs => PartParams {
+    pub(crate) struct PartArgs => PartParams {
         sums: SumArgs, keys: In<u32>, rows: u32, parts: u32, partials: Out<Elem>,
     }
 }
 
 kernel_args! {
     /// `dweight`, whose row `v` has the places from `starts[v]` to below `starts[v + 1]`; each is the mean of its terms if `mean` is not 0.
-    pub(super) struct RowArgs => RowParams {
+    pub(crate) struct RowArgs => RowParams {
         sums: SumArgs, starts: In<u32>, partials: In<Elem>, rows: u32, mean: u32, dweight: Out<Elem>,
     }
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Gather {
-    pub(super) dtype: DType,
-    pub(super) width: u32,
+pub(crate) struct Gather {
+    pub(crate) dtype: DType,
+    pub(crate) width: u32,
 }
 
 impl AccumulateKernel for Gather {
@@ -46,12 +46,26 @@ impl AccumulateKernel for Gather {
 
     fn spec(&self) -> KernelSpec {
         let name = format!("embedding_{}_x{}", self.dtype, self.width);
-        KernelSpec::new(name, BlockDim::x(GATHER_THREADS)).dtypes(DTypes::all(self.dtype))
+        KernelSpec::new(name, GATHER_BLOCK).dtypes(DTypes::all(self.dtype))
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: GatherParams<'k>) {
+        a.copy::<A, ()>(k, self.dtype, self.width, |_| (), |x, ()| x);
+    }
+}
+
+impl<'k> GatherParams<'k> {
+    /// Copies the rows, each vector as `made` makes it with what `of_row` loads for a row of the result, if it lies there.
+    pub(crate) fn copy<A: Accumulate, F>(
+        self,
+        k: K<'k>,
+        dtype: DType,
+        width: u32,
+        of_row: impl Fn(U64<'k>) -> F,
+        made: impl Fn(Packed<'k, A>, F) -> Packed<'k, A>,
+    ) {
         k.after_previous_grid();
-        let (per_block, width) = (GATHER_THREADS * UNROLL, self.width);
+        let (a, per_block) = (self, GATHER_THREADS * UNROLL);
         bounded_blocks(k, a.vectors, per_block, |bounded| {
             let first = k.block_idx_x().mul_wide(per_block);
             let row = a.of_row.quotient(first);
@@ -69,29 +83,33 @@ impl AccumulateKernel for Gather {
                 .iter()
                 .map(|&(row, _, _, there)| {
                     let row = there.map_or(row, |there| there.select(row, 0));
-                    a.indices.integer(row, a.words)
+                    (a.indices.integer(row, a.words), of_row(row))
                 })
                 .collect();
-            let rows: Vec<(Packed<'k, A>, Pred<'k>)> = vectors
+            let rows: Vec<(Packed<'k, A>, Pred<'k>, F)> = vectors
                 .iter()
                 .zip(indices)
-                .map(|(&(_, column, _, there), index)| {
+                .map(|(&(_, column, _, there), (index, of_row))| {
                     let valid = index.ge(0) & index.lt(a.rows.to_i64());
                     let from = index.to_u64() * a.of_row_small.divisor.to_u64() + column.to_u64();
                     let read = there.map_or(valid, |there| valid & there);
                     let x = a.weight.at(from * u64::from(width)).only_where(read, Fill::Zero);
-                    (x.load_packed(width), valid)
+                    (x.load_packed(width), valid, of_row)
                 })
                 .collect();
-            let nan = Packed::round(k, self.dtype, Lanes::<A>::constant(k, f64::NAN, width));
-            for ((_, _, vector, there), (x, valid)) in vectors.into_iter().zip(rows) {
+            let nan = Packed::round(k, dtype, Lanes::<A>::constant(k, f64::NAN, width));
+            for ((_, _, vector, there), (x, valid, of_row)) in vectors.into_iter().zip(rows) {
                 let y = a.y.at(vector * u64::from(width));
                 let y = there.map_or(y, |there| y.only_where(there, Fill::Zero));
-                y.store_packed(&valid.select_all(&x, &nan));
+                y.store_packed(&valid.select_all(&made(x, of_row), &nan));
             }
         });
     }
 }
+
+/// The blocks of kernels that take rows, and of those that add them up.
+pub(crate) const GATHER_BLOCK: BlockDim = BlockDim::x(GATHER_THREADS);
+pub(crate) const SUM_BLOCK: BlockDim = BlockDim::x(SUM_WARPS * WARP);
 
 /// Bits of a place in its part.
 const PART_BITS: u32 = PART.trailing_zeros();
@@ -124,7 +142,8 @@ impl<'k> Sums<'k> {
         x.at(row.mad_wide(self.vectors, column.vector.to_u64()) * u64::from(column.width))
     }
 
-    /// `sum` and the vectors of the rows that `row` gives for the numbers from `first` to below `end`, in order.
+    /// `sum` and the vectors of the rows that `row` gives for the numbers from `first` to below `end`, in order; each times its factor
+    /// if it has one.
     fn add<A: Accumulate>(
         self,
         k: K<'k>,
@@ -132,7 +151,7 @@ impl<'k> Sums<'k> {
         [first, end]: [U32<'k>; 2],
         column: Column<'k>,
         sum: Lanes<'k, A>,
-        row: impl Fn(U32<'k>, Pred<'k>) -> U32<'k>,
+        row: impl Fn(U32<'k>, Pred<'k>) -> (U32<'k>, Option<Reg<'k, A>>),
     ) -> Lanes<'k, A> {
         k.fold(k.range(first, end, SUM_UNROLL), sum, |first, sum| {
             let rows: Vec<_> = (0..SUM_UNROLL)
@@ -141,11 +160,15 @@ impl<'k> Sums<'k> {
                     (row(first + i, there), there & column.there)
                 })
                 .collect();
-            let load = |(row, there)| {
-                self.at(x, row, column).only_where(there, Fill::Zero).load_packed::<A>(column.width)
+            let load = |((row, factor), there)| {
+                let x = self.at(x, row, column).only_where(there, Fill::Zero);
+                (x.load_packed::<A>(column.width), factor)
             };
             let rows: Vec<_> = rows.into_iter().map(load).collect();
-            rows.iter().fold(sum, |sum, x| sum + x.lanes())
+            rows.iter().fold(sum, |sum, (x, factor)| match factor {
+                Some(factor) => x.lanes().mul_add(*factor, sum),
+                None => sum + x.lanes(),
+            })
         })
     }
 
@@ -156,17 +179,19 @@ impl<'k> Sums<'k> {
         ends: [U32<'k>; 2],
         column: Column<'k>,
         sum: Lanes<'k, A>,
+        factors: Option<Ptr<'k, Read, Elem>>,
     ) -> Lanes<'k, A> {
         self.add(k, self.dy, ends, column, sum, |i, there| {
-            self.places.at(i).only_where(there, Fill::Zero).get()
+            let place: U32<'k> = self.places.at(i).only_where(there, Fill::Zero).get();
+            (place, factors.map(|factors| factors.at(place).only_where(there, Fill::Zero).get()))
         })
     }
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Parts {
-    pub(super) dtype: DType,
-    pub(super) width: u32,
+pub(crate) struct Parts {
+    pub(crate) dtype: DType,
+    pub(crate) width: u32,
 }
 
 impl AccumulateKernel for Parts {
@@ -175,19 +200,27 @@ impl AccumulateKernel for Parts {
     fn spec(&self) -> KernelSpec {
         let name = format!("embedding_backward_parts_{}_x{}", self.dtype, self.width);
         let dtypes = DTypes::all(self.dtype).accumulated(["partials"]);
-        KernelSpec::new(name, BlockDim::x(SUM_WARPS * WARP)).dtypes(dtypes)
+        KernelSpec::new(name, SUM_BLOCK).dtypes(dtypes)
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: PartParams<'k>) {
+        a.add::<A>(k, self.width, None);
+    }
+}
+
+impl<'k> PartParams<'k> {
+    /// The sums of parts, of rows times their factors if there are any.
+    pub(crate) fn add<A: Accumulate>(self, k: K<'k>, width: u32, factors: Option<Ptr<'k, Read, Elem>>) {
         k.after_previous_grid();
-        let column = a.sums.column(k, self.width);
+        let a = self;
+        let column = a.sums.column(k, width);
         k.if_(column.row.lt(a.parts), || {
             let first = column.row * PART;
             let (key, last): (U32<'k>, U32<'k>) =
                 (a.keys.at(first).get(), a.keys.at(first + (PART - 1)).get());
             k.if_(key.eq(last) & key.lt(a.rows), || {
-                let none = Lanes::constant(k, 0.0, self.width);
-                let sum = a.sums.add_places::<A>(k, [first, first + PART], column, none);
+                let none = Lanes::constant(k, 0.0, width);
+                let sum = a.sums.add_places::<A>(k, [first, first + PART], column, none, factors);
                 a.sums.at(a.partials, column.row, column).only_where(column.there, Fill::Zero).store(sum);
             });
         });
@@ -195,9 +228,9 @@ impl AccumulateKernel for Parts {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Rows {
-    pub(super) dtype: DType,
-    pub(super) width: u32,
+pub(crate) struct Rows {
+    pub(crate) dtype: DType,
+    pub(crate) width: u32,
 }
 
 impl AccumulateKernel for Rows {
@@ -206,12 +239,26 @@ impl AccumulateKernel for Rows {
     fn spec(&self) -> KernelSpec {
         let name = format!("embedding_backward_{}_x{}", self.dtype, self.width);
         let dtypes = DTypes::all(self.dtype).accumulated(["partials"]);
-        KernelSpec::new(name, BlockDim::x(SUM_WARPS * WARP)).dtypes(dtypes)
+        KernelSpec::new(name, SUM_BLOCK).dtypes(dtypes)
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: RowParams<'k>) {
+        a.add::<A>(k, self.width, None, None);
+    }
+}
+
+impl<'k> RowParams<'k> {
+    /// The sums of rows, times their factors if there are any, and of the rows of `base` if it is there.
+    pub(crate) fn add<A: Accumulate>(
+        self,
+        k: K<'k>,
+        width: u32,
+        factors: Option<Ptr<'k, Read, Elem>>,
+        base: Option<Ptr<'k, Read, Elem>>,
+    ) {
         k.after_previous_grid();
-        let column = a.sums.column(k, self.width);
+        let a = self;
+        let column = a.sums.column(k, width);
         k.if_(column.row.lt(a.rows), || {
             let (start, end): (U32<'k>, U32<'k>) =
                 (a.starts.at(column.row).get(), a.starts.at(column.row + 1).get());
@@ -219,11 +266,17 @@ impl AccumulateKernel for Rows {
             let (first, last) = ((start + (PART - 1)) >> PART_BITS, end >> PART_BITS);
             let parts = first.lt(last);
             let around = [parts.select(first * PART, end), parts.select(last * PART, end)];
-            let sum = Lanes::constant(k, 0.0, self.width);
-            let sum = a.sums.add_places::<A>(k, [start, around[0]], column, sum);
+            let sum = match base {
+                Some(base) => {
+                    let base = a.sums.at(base, column.row, column).only_where(column.there, Fill::Zero);
+                    base.load_packed::<A>(width).lanes()
+                }
+                None => Lanes::constant(k, 0.0, width),
+            };
+            let sum = a.sums.add_places::<A>(k, [start, around[0]], column, sum, factors);
             let whole = [first, parts.select(last, first)];
-            let sum = a.sums.add(k, a.partials, whole, column, sum, |part, _| part);
-            let sum = a.sums.add_places(k, [around[1], end], column, sum);
+            let sum = a.sums.add(k, a.partials, whole, column, sum, |part, _| (part, None));
+            let sum = a.sums.add_places(k, [around[1], end], column, sum, factors);
             let mean = || {
                 let terms = (end - start).max(1).convert::<A>();
                 sum.map(|sum| sum / terms)

@@ -354,15 +354,7 @@ impl ReduceDesc {
         let Self { function, dtype, y_dtype, ref shape, ref dims } = *self;
         let op = function.name();
         PlanError::check_floats(op, "x", dtype)?;
-        if y_dtype != dtype && y_dtype != dtype.accumulator() {
-            let expected = match dtype {
-                DType::F64 => &[DType::F64][..],
-                DType::F32 => &[DType::F32],
-                DType::F16 => &[DType::F16, DType::F32],
-                _ => &[DType::BF16, DType::F32],
-            };
-            return Err(PlanError::DType { op, tensor: "y", got: y_dtype, expected });
-        }
+        PlanError::check_own_or_wide(op, "y", y_dtype, dtype)?;
         for (at, &dim) in dims.iter().enumerate() {
             if dim >= shape.len() || dims[..at].contains(&dim) {
                 let got = format!("{dims:?} of {} dimensions", shape.len());

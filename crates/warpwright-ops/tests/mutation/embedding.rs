@@ -19,6 +19,11 @@ fn fill(specs: &[TensorSpec], slot: usize) -> Vec<f64> {
     }
     let of = |name: &str| specs.iter().find(|spec| spec.name == name).map_or(0, |spec| spec.len);
     let (table, rows) = (of("weight").max(of("dweight")), of("y").max(of("dy")));
+    indices(spec, table, rows)
+}
+
+/// Indices of rows of a table, where those that are taken have `rows` elements.
+pub(crate) fn indices(spec: &TensorSpec, table: usize, rows: usize) -> Vec<f64> {
     // `dim` is the rows' elements over the indices.
     let num_embeddings = table / (rows / spec.len.max(1)).max(1);
     let high = if spec.dtype == DType::I64 { (1u64 << 32) as f64 } else { -1e9 };
