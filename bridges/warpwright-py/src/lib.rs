@@ -37,6 +37,7 @@ mod causal_conv;
 mod cells;
 mod conv;
 mod cross_entropy;
+mod cumsum;
 mod device;
 mod dlpack;
 mod elementwise;
@@ -110,6 +111,8 @@ mod _native {
     use crate::conv::{conv, conv_backward};
     #[pymodule_export]
     use crate::cross_entropy::{cross_entropy, cross_entropy_backward};
+    #[pymodule_export]
+    use crate::cumsum::cumsum;
     #[pymodule_export]
     use crate::elementwise::{dropout, dropout_add, elementwise};
     #[pymodule_export]

@@ -39,6 +39,7 @@
 //! | [`local_response_norm`] | local_response_norm and its gradient | f32, f64, f16, bf16 |
 //! | [`pool`] | max_pool, avg_pool, adaptive_max_pool, adaptive_avg_pool in one to three dimensions, and their gradients; channels first and last | f32, f64, f16, bf16 |
 //! | [`optimizer`] | adamw, adam, sgd, grad_norm, clip_grad_norm over lists of parameters | f32, f64, f16, bf16 |
+//! | [`mod@cumsum`] | cumulative sums along a dimension, inclusive or exclusive, in both directions | f32, f64, f16, bf16, i32, i64 |
 //! | [`reduce`] | sum, mean, amax, amin over any dimensions; argmax, argmin over one | f32, f64, f16, bf16 |
 //! | [`mod@resize`] | images at other extents: nearest, linear, bicubic, and their gradients; channels first and last | f32, f64, f16, bf16 |
 //! | [`mod@cross_entropy`] | the loss of classes from logits, and its gradient | f32, f64, f16, bf16 |
@@ -60,6 +61,7 @@ pub mod causal_conv1d;
 pub mod conv;
 pub mod copy;
 pub mod cross_entropy;
+pub mod cumsum;
 mod dropout;
 pub mod dynamic_map;
 pub mod elementwise;
@@ -118,6 +120,7 @@ pub(crate) const FAMILIES: &[&catalogue::Family] = &[
     &local_response_norm::samples::FAMILY,
     &pool::samples::FAMILY,
     &reduce::samples::FAMILY,
+    &cumsum::samples::FAMILY,
     &optimizer::samples::FAMILY,
     &resize::samples::FAMILY,
     &recurrent::samples::FAMILY,

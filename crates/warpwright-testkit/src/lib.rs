@@ -17,6 +17,7 @@ mod causal_conv1d;
 mod conv;
 mod copy;
 mod cross_entropy;
+mod cumsum;
 mod elementwise;
 mod embedding;
 mod gemm;
@@ -102,6 +103,7 @@ const FAMILIES: &[fn(Scope) -> Vec<Case>] = &[
     local_response_norm::cases,
     pool::cases,
     reduce::cases,
+    cumsum::cases,
     optimizer::cases,
     resize::cases,
     recurrent::cases,

@@ -40,6 +40,7 @@
 //! | [`local_response_norm`](mod@local_response_norm) | `local_response_norm`, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`pool`](mod@pool) | `max_pool`, `avg_pool`, `adaptive_max_pool`, `adaptive_avg_pool` in one to three dimensions, forward and backward, channels first and last | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`optimizer`] | `adamw`, `adam`, `sgd`, `grad_norm`, `clip_grad_norm` over lists of parameters, with AMSGrad, master parameters in f32, and learning rate, step and gradient scale on the device; `adamw8bit`, `adam8bit` with moments in 8 bits | f32, f64 (not with 8 bits), f16, bf16 | sm_75 and later |
+//! | [`mod@cumsum`] | `cumsum` along a dimension, inclusive or exclusive, in both directions | f32, f64, f16, bf16, i32, i64 | sm_75 and later |
 //! | [`reduce`] | `sum`, `mean`, `amax`, `amin` over any dimensions, `argmax`, `argmin` over one, `sum_to_shape` (the gradient of broadcasting) | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@resize`] | `resize` (`interpolate`): nearest, linear, cubic, area in one to three dimensions, forward and backward, channels first and last | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@quantize`] | 4-bit `nf4`, `fp4`, `int4` symmetric and asymmetric, any group size, to codes and back; nested scales | f32, f64, f16, bf16 | sm_75 and later |
@@ -146,6 +147,7 @@ pub use warpwright_ops::causal_conv1d::{self, causal_conv1d, causal_conv1d_backw
 pub use warpwright_ops::conv::{self, conv, conv_backward};
 pub use warpwright_ops::copy::{self, cat, permute, split};
 pub use warpwright_ops::cross_entropy::{self, cross_entropy, cross_entropy_backward};
+pub use warpwright_ops::cumsum::{self, cumsum};
 pub use warpwright_ops::dynamic_map;
 pub use warpwright_ops::elementwise::{self, dropout, dropout_add, dropout_backward};
 pub use warpwright_ops::embedding::{self, embedding, embedding_backward};

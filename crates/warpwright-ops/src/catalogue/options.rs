@@ -151,6 +151,10 @@ op_options! {
     len: usize = "N", ["len=100000"];
     /// The product of the dimensions after the one that a softmax is over
     inner: usize = "N", ["inner=64"];
+    /// Each sum is without its own element
+    exclusive: bool, ["exclusive"];
+    /// Sums go from the last element to the first
+    reverse: bool, ["reverse"];
     /// Without weight and bias
     no_affine: bool, ["no_affine"];
     /// A tensor is added: to `x` of a norm over rows, to the result of a batch norm; backward, its gradient

@@ -5,6 +5,7 @@ mod attention_blocks;
 mod causal_conv1d;
 mod clusters;
 mod conv;
+mod cumsum;
 mod elementwise;
 mod embedding;
 mod gradients;

@@ -22,6 +22,7 @@ use warpwright_ops::causal_conv1d::{
 use warpwright_ops::conv::{Axis, Conv, ConvBackwardDesc, ConvDesc};
 use warpwright_ops::copy::{CatDesc, PermuteDesc, SplitDesc};
 use warpwright_ops::cross_entropy::{CrossEntropyBackwardDesc, CrossEntropyDesc};
+use warpwright_ops::cumsum::CumsumDesc;
 use warpwright_ops::dynamic_map::Map;
 use warpwright_ops::elementwise::{ElementwiseDesc, Expr, InputDesc};
 use warpwright_ops::embedding::{EmbeddingBackwardDesc, EmbeddingDesc};
@@ -268,6 +269,7 @@ fn every_primitive() -> Vec<(String, Counters)> {
     elementwise(&mut add);
     pooling(&mut add);
     reductions(&mut add);
+    cumulative_sums(&mut add);
     optimizers(&mut add);
     let (input, output) = ([1, 16, 16], [1, 32, 32]);
     let (layout, batch, channels, mode) = (Layout::ChannelsLast, 2, 32, Mode::Linear);
@@ -547,6 +549,17 @@ fn reductions(add: &mut dyn FnMut(&str, &str, Counters)) {
     }
 }
 
+/// Along the rows of a matrix, along its columns, and along all of it, in tiles.
+fn cumulative_sums(add: &mut dyn FnMut(&str, &str, Counters)) {
+    for (how, [outer, n, inner]) in
+        [("rows", [64, LEN / 64, 1]), ("columns", [1, 64, LEN / 64]), ("tiles", [1, LEN, 1])]
+    {
+        let desc = CumsumDesc { dtype: DTYPE, outer, n, inner, exclusive: false, reverse: false };
+        let plan = desc.plan(TARGET).expect("plan");
+        add(&format!("{} {how}", plan.op()), "forward", count(&plan));
+    }
+}
+
 /// Whole blocks of one parameter, and of another.
 fn optimizers(add: &mut dyn FnMut(&str, &str, Counters)) {
     let momentum = Sgd { momentum: Real::new(0.9), ..Sgd::PLAIN };
@@ -653,7 +666,7 @@ fn counters_are_as_recorded_and_traffic_is_dense() {
     let all = every_primitive();
     // Attention of few queries is another kernel, and so are gradients in one sweep and the tiles that copies turn; heads of 80 elements have
     // two more, masks of tiles one in each direction, and caches of 8-bit floats one to read and one to append to.
-    assert_eq!(all.len(), catalogue().len() + 6 + 8, "every primitive of the catalogue is counted");
+    assert_eq!(all.len(), catalogue().len() + 6 + 8 + 2, "every primitive of the catalogue is counted");
     for (name, c) in &all {
         let (sectors, ideal) = (c.global_sectors(), c.ideal_global_sectors());
         let dense = 50 * (sectors - ideal) <= ideal;

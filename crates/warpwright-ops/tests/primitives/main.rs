@@ -14,6 +14,7 @@ mod conv;
 mod copy;
 mod counters;
 mod cuda;
+mod cumsum;
 mod elementwise;
 mod embedding;
 mod emulator;

@@ -19,6 +19,7 @@ from ._causal_conv import causal_conv1d, causal_conv1d_update
 from ._clip import clip_grad_norm_
 from ._conv import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
 from ._cross_entropy import cross_entropy
+from ._cumsum import cumsum
 from ._dropout import dropout, dropout_add, elementwise
 from ._embedding import embedding
 from ._graphs import graphed
@@ -103,6 +104,7 @@ __all__ = [
     "conv_transpose2d",
     "conv_transpose3d",
     "cross_entropy",
+    "cumsum",
     "dequantize_fp4",
     "dequantize_int4",
     "dequantize_int4_asymmetric",
