@@ -83,6 +83,7 @@ mod scaled;
 mod softmax;
 mod stable;
 mod tensor_map;
+mod topk;
 mod torch;
 mod xla;
 
@@ -175,6 +176,8 @@ mod _native {
     use crate::resize::{resize, resize_backward};
     #[pymodule_export]
     use crate::rotary::{rotary_embedding, rotary_embedding_backward};
+    #[pymodule_export]
+    use crate::topk::{topk, topk_backward};
     #[pymodule_export]
     use crate::rows::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backward};
     #[pymodule_export]

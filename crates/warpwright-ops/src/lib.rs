@@ -41,6 +41,7 @@
 //! | [`optimizer`] | adamw, adam, sgd, grad_norm, clip_grad_norm over lists of parameters | f32, f64, f16, bf16 |
 //! | [`mod@cumsum`] | cumulative sums along a dimension, inclusive or exclusive, in both directions | f32, f64, f16, bf16, i32, i64 |
 //! | [`reduce`] | sum, mean, amax, amin over any dimensions; argmax, argmin over one | f32, f64, f16, bf16 |
+//! | [`mod@topk`] | the k largest or least elements of rows, and the gradient | f32, f64, f16, bf16 |
 //! | [`mod@resize`] | images at other extents: nearest, linear, bicubic, and their gradients; channels first and last | f32, f64, f16, bf16 |
 //! | [`mod@cross_entropy`] | the loss of classes from logits, and its gradient | f32, f64, f16, bf16 |
 //! | [`mod@linear_cross_entropy`] | the loss of classes from a linear layer in chunks of rows, with its gradients in the same call | f32, f64, f16, bf16 |
@@ -90,6 +91,7 @@ pub mod rotary;
 pub mod scaled_gemm;
 pub mod softmax;
 mod tensors;
+pub mod topk;
 
 pub use catalogue::{Direction, Entry, catalogue};
 pub use dropout::Dropout;
@@ -121,6 +123,7 @@ pub(crate) const FAMILIES: &[&catalogue::Family] = &[
     &pool::samples::FAMILY,
     &reduce::samples::FAMILY,
     &cumsum::samples::FAMILY,
+    &topk::samples::FAMILY,
     &optimizer::samples::FAMILY,
     &resize::samples::FAMILY,
     &recurrent::samples::FAMILY,

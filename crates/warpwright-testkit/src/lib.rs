@@ -49,6 +49,7 @@ mod rotary;
 mod scaled_gemm;
 mod softmax;
 pub mod storage;
+mod topk;
 
 pub use case::{
     Bench, Case, CaseError, CaseResult, Launches, Placed, Scope, Subject, run_case, run_case_with,
@@ -104,6 +105,7 @@ const FAMILIES: &[fn(Scope) -> Vec<Case>] = &[
     pool::cases,
     reduce::cases,
     cumsum::cases,
+    topk::cases,
     optimizer::cases,
     resize::cases,
     recurrent::cases,

@@ -41,6 +41,7 @@
 //! | [`pool`](mod@pool) | `max_pool`, `avg_pool`, `adaptive_max_pool`, `adaptive_avg_pool` in one to three dimensions, forward and backward, channels first and last | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`optimizer`] | `adamw`, `adam`, `sgd`, `grad_norm`, `clip_grad_norm` over lists of parameters, with AMSGrad, master parameters in f32, and learning rate, step and gradient scale on the device; `adamw8bit`, `adam8bit` with moments in 8 bits | f32, f64 (not with 8 bits), f16, bf16 | sm_75 and later |
 //! | [`mod@cumsum`] | `cumsum` along a dimension, inclusive or exclusive, in both directions | f32, f64, f16, bf16, i32, i64 | sm_75 and later |
+//! | [`mod@topk`] | `topk` along the last dimension, and its gradient | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`reduce`] | `sum`, `mean`, `amax`, `amin` over any dimensions, `argmax`, `argmin` over one, `sum_to_shape` (the gradient of broadcasting) | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@resize`] | `resize` (`interpolate`): nearest, linear, cubic, area in one to three dimensions, forward and backward, channels first and last | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@quantize`] | 4-bit `nf4`, `fp4`, `int4` symmetric and asymmetric, any group size, to codes and back; nested scales | f32, f64, f16, bf16 | sm_75 and later |
@@ -187,6 +188,7 @@ pub use warpwright_ops::rotary::{
 };
 pub use warpwright_ops::scaled_gemm::{self, int8_matmul, scaled_matmul};
 pub use warpwright_ops::softmax::{self, log_softmax, log_softmax_backward, softmax, softmax_backward};
+pub use warpwright_ops::topk::{self, TopkOutput, topk, topk_backward};
 pub use warpwright_ops::{
     Direction, Dropout, Entry, Error, NormGradients, NormOutput, Operation, Plan, PlanError, catalogue, plan,
 };

@@ -153,6 +153,8 @@ from ._native import (
     swiglu_backward,
     tanh,
     tanh_backward,
+    topk,
+    topk_backward,
     validate_indices,
 )
 
@@ -295,5 +297,7 @@ __all__ = [
     "swiglu_backward",
     "tanh",
     "tanh_backward",
+    "topk",
+    "topk_backward",
     "validate_indices",
 ]

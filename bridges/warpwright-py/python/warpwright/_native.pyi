@@ -944,6 +944,10 @@ def embedding_backward(
     out: _Array | None = None,
     stream: _Stream | None = None,
 ) -> _A: ...
+def topk(x: _A, k: int, *, largest: bool = True, stream: _Stream | None = None) -> tuple[_A, _A]: ...
+def topk_backward(
+    dvalues: _A, index: _Array, n: int, *, out: _Array | None = None, stream: _Stream | None = None
+) -> _A: ...
 def elementwise(
     expr: str,
     *arrays: _A,

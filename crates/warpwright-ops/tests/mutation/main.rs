@@ -20,3 +20,4 @@ mod recurrent;
 mod reduce;
 mod rotary;
 mod rows;
+mod topk;

@@ -55,6 +55,7 @@ use warpwright_ops::resize::{Mode, ResizeBackwardDesc, ResizeDesc};
 use warpwright_ops::rotary::{Pairing, RotaryBackwardDesc, RotaryDesc, RotaryTables};
 use warpwright_ops::scaled_gemm::ScaledGemmDesc;
 use warpwright_ops::softmax::{Softmax, SoftmaxBackwardDesc, SoftmaxDesc};
+use warpwright_ops::topk::{TopkBackwardDesc, TopkDesc};
 use warpwright_ops::{Operation, Plan, catalogue};
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::{Binding, Counters, Device, EmulatorConfig, OnFinding, Tensor};
@@ -74,8 +75,11 @@ const ROW: usize = 4096;
 /// positions of least elements of neighbouring columns are such a vector, too. Steps of a convolution read the taps of neighbouring
 /// channels, which lie one after the other, for a few elements of each. The seed of dropout has 64 bits and is the same for all lanes,
 /// which counts once for each half of a warp, and so do the numbers of an optimizer's step. Lanes that rotate two groups of heads of a token read the same row of a table, and all that append a head to a cache of 8-bit floats its scale. Indices are
-/// sorted by a binary search and by scattering them. Lanes that decode 4-bit weights read the scales of eight rows, of a few bytes each.
-const GATHERS: [&str; 42] = [
+/// sorted by a binary search and by scattering them. A search for the largest elements reads them once more where they are, and their gradients go there. Lanes that decode 4-bit weights read the scales of eight rows, of a few bytes each.
+const GATHERS: [&str; 45] = [
+    "topk forward",
+    "topk in parts forward",
+    "topk backward",
     "quantize_nested forward",
     "attention forward",
     "attention backward",
@@ -172,6 +176,10 @@ fn count<O: Operation>(plan: &Plan<O>) -> Counters {
                     // Every second row once, and one row as often as all of them.
                     "indices" if spec.dtype == DType::I32 => {
                         (0..spec.len).map(|i| if i % 2 == 0 { i as f64 } else { 7.0 }).collect()
+                    }
+                    // Eight elements of a row, all different.
+                    "index" if spec.dtype == DType::I64 => {
+                        (0..spec.len).map(|i| (i % 8 * 31) as f64).collect()
                     }
                     _ => Input::Normal.values(spec.len, slot as u64),
                 };
@@ -270,6 +278,7 @@ fn every_primitive() -> Vec<(String, Counters)> {
     pooling(&mut add);
     reductions(&mut add);
     cumulative_sums(&mut add);
+    searches(&mut add);
     optimizers(&mut add);
     let (input, output) = ([1, 16, 16], [1, 32, 32]);
     let (layout, batch, channels, mode) = (Layout::ChannelsLast, 2, 32, Mode::Linear);
@@ -560,6 +569,18 @@ fn cumulative_sums(add: &mut dyn FnMut(&str, &str, Counters)) {
     }
 }
 
+/// In short rows by warps, and in parts of a long one by blocks.
+fn searches(add: &mut dyn FnMut(&str, &str, Counters)) {
+    for (how, rows) in [("", LEN / 256), (" in parts", 1)] {
+        let desc = TopkDesc { dtype: DTYPE, rows, n: LEN / rows, k: 8, largest: true };
+        let plan = desc.plan(TARGET).expect("plan");
+        add(&format!("{}{how}", plan.op()), "forward", count(&plan));
+    }
+    let desc = TopkBackwardDesc { dtype: DTYPE, rows: LEN / 256, n: 256, k: 8 };
+    let plan = desc.plan(TARGET).expect("plan");
+    add(plan.op(), "backward", count(&plan));
+}
+
 /// Whole blocks of one parameter, and of another.
 fn optimizers(add: &mut dyn FnMut(&str, &str, Counters)) {
     let momentum = Sgd { momentum: Real::new(0.9), ..Sgd::PLAIN };
@@ -665,8 +686,9 @@ fn line(name: &str, c: &Counters) -> String {
 fn counters_are_as_recorded_and_traffic_is_dense() {
     let all = every_primitive();
     // Attention of few queries is another kernel, and so are gradients in one sweep and the tiles that copies turn; heads of 80 elements have
-    // two more, masks of tiles one in each direction, and caches of 8-bit floats one to read and one to append to.
-    assert_eq!(all.len(), catalogue().len() + 6 + 8 + 2, "every primitive of the catalogue is counted");
+    // two more, masks of tiles one in each direction, and caches of 8-bit floats one to read and one to append to. Sums go along rows, columns and tiles, and
+    // parts of rows are searched in two passes.
+    assert_eq!(all.len(), catalogue().len() + 6 + 8 + 3, "every primitive of the catalogue is counted");
     for (name, c) in &all {
         let (sectors, ideal) = (c.global_sectors(), c.ideal_global_sectors());
         let dense = 50 * (sectors - ideal) <= ideal;

@@ -42,3 +42,4 @@ mod row_norms;
 mod rows;
 mod scaled_gemm;
 mod suite;
+mod topk;

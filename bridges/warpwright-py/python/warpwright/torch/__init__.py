@@ -72,10 +72,12 @@ from ._resize import interpolate
 from ._rotary import apply_rotary_pos_emb, rotary_embedding
 from ._rows import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from ._softmax import log_softmax, softmax
+from ._topk import TopK, topk
 
 __all__ = [
     "BlockMask",
     "Patched",
+    "TopK",
     "adaptive_avg_pool1d",
     "adaptive_avg_pool2d",
     "adaptive_avg_pool3d",
@@ -158,4 +160,5 @@ __all__ = [
     "sum",
     "swiglu",
     "tanh",
+    "topk",
 ]
