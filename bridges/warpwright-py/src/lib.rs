@@ -21,7 +21,7 @@
 //! | `operators` `repeated` | operators of PyTorch's dispatcher without Python; direct calls of PyTorch that are repeated |
 //! | `images` `softmax` `matmul` `node` | the families, each of which turns keywords into a descriptor in one place |
 //! | `attention` `batch` `cast` `cross_entropy` `grouped` `groups` `local_response` `ops` `quantize` `recurrent` `rows` `scaled` | |
-//! | `causal_conv` `cells` `conv` `elementwise` `embedding` `optimizer` `parameter` `pool` `reduce` `resize` `rotary` `tensor_map` | |
+//! | `causal_conv` `cells` `conv` `cumsum` `elementwise` `embedding` `gather_scatter` `optimizer` `parameter` `pool` `reduce` `resize` `rotary` `tensor_map` `topk` | |
 //! | `kv_cache` `linear_cross_entropy` `matmul_4bit` | |
 //! | `emulator` | `run` and `lint` |
 
@@ -45,6 +45,7 @@ mod embedding;
 mod emulator;
 mod error;
 mod ffi;
+mod gather_scatter;
 mod grouped;
 mod groups;
 mod images;
@@ -118,6 +119,8 @@ mod _native {
     use crate::elementwise::{dropout, dropout_add, elementwise};
     #[pymodule_export]
     use crate::embedding::{embedding, embedding_backward};
+    #[pymodule_export]
+    use crate::gather_scatter::{gather_rows, row_dots, scatter_rows};
     #[pymodule_export]
     use crate::emulator::{Finding, Remark, Run, devices, lint, run};
     #[pymodule_export]

@@ -46,6 +46,7 @@
 //! | [`mod@cross_entropy`] | the loss of classes from logits, and its gradient | f32, f64, f16, bf16 |
 //! | [`mod@linear_cross_entropy`] | the loss of classes from a linear layer in chunks of rows, with its gradients in the same call | f32, f64, f16, bf16 |
 //! | [`mod@embedding`] | rows of a table by their indices (index_select), and the gradient of the table in a fixed order | f32, f64, f16, bf16 |
+//! | [`gather_scatter`] | gather_rows (index_select), scatter_rows (index_add) with factors and in a fixed order, row_dots | f32, f64, f16, bf16 |
 //! | [`mod@recurrent`] | lstm, gru, rnn over sequences, with layers, directions and lengths, and their gradients | f32, f64, f16, bf16 |
 //! | [`rotary`] | rotary_embedding of queries and keys, both pairings, by tables and positions, and its gradient | f32, f64, f16, bf16 |
 //! | [`kv_cache`] | append_kv_cache: new keys and values of sequences to the cache of attention, with rotary position embedding in the same launch | f32, f64, f16, bf16 |
@@ -68,6 +69,7 @@ pub mod dynamic_map;
 pub mod elementwise;
 pub mod embedding;
 mod error;
+pub mod gather_scatter;
 pub mod gemm;
 pub mod group_norm;
 pub mod grouped_gemm;
@@ -133,4 +135,5 @@ pub(crate) const FAMILIES: &[&catalogue::Family] = &[
     &cross_entropy::samples::FAMILY,
     &linear_cross_entropy::samples::FAMILY,
     &embedding::samples::FAMILY,
+    &gather_scatter::samples::FAMILY,
 ];

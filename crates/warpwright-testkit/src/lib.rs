@@ -20,6 +20,7 @@ mod cross_entropy;
 mod cumsum;
 mod elementwise;
 mod embedding;
+mod gather_scatter;
 mod gemm;
 mod group_norm;
 mod grouped_gemm;
@@ -115,6 +116,7 @@ const FAMILIES: &[fn(Scope) -> Vec<Case>] = &[
     cross_entropy::cases,
     linear_cross_entropy::cases,
     embedding::cases,
+    gather_scatter::cases,
 ];
 
 /// The cases that `filter` admits, family by family.

@@ -152,6 +152,7 @@ pub use warpwright_ops::cumsum::{self, cumsum};
 pub use warpwright_ops::dynamic_map;
 pub use warpwright_ops::elementwise::{self, dropout, dropout_add, dropout_backward};
 pub use warpwright_ops::embedding::{self, embedding, embedding_backward};
+pub use warpwright_ops::gather_scatter::{self, gather_rows, row_dots, scatter_rows};
 pub use warpwright_ops::gemm::{self as matmul, matmul};
 pub use warpwright_ops::group_norm::{
     self, group_norm, group_norm_backward, instance_norm, instance_norm_backward,

@@ -944,6 +944,28 @@ def embedding_backward(
     out: _Array | None = None,
     stream: _Stream | None = None,
 ) -> _A: ...
+def gather_rows(
+    x: _A, index: _Array, factors: _Array | None = None, *, out: _Array | None = None, stream: _Stream | None = None
+) -> _A: ...
+def scatter_rows(
+    x: _A,
+    index: _Array,
+    rows: int,
+    factors: _Array | None = None,
+    base: _Array | None = None,
+    *,
+    out: _Array | None = None,
+    stream: _Stream | None = None,
+) -> _A: ...
+def row_dots(
+    a: _A,
+    b: _Array,
+    index: _Array,
+    *,
+    dtype: _Dtype | None = None,
+    out: _Array | None = None,
+    stream: _Stream | None = None,
+) -> _A: ...
 def topk(x: _A, k: int, *, largest: bool = True, stream: _Stream | None = None) -> tuple[_A, _A]: ...
 def topk_backward(
     dvalues: _A, index: _Array, n: int, *, out: _Array | None = None, stream: _Stream | None = None

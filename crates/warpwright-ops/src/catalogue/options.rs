@@ -245,6 +245,8 @@ op_options! {
     reduction: Reduction = "REDUCTION", ["reduction=none"];
     /// A mask of the scores of a softmax, of their shape
     mask: MaskKind = "KIND", ["mask=boolean"];
+    /// Each index has a factor of this type: that of the tensor, or f32
+    factors: FloatDType = "DTYPE", ["factors=f32"];
     /// Time steps
     steps: usize = "N", ["steps=7"];
     /// Elements of the input of a step

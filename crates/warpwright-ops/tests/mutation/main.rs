@@ -8,6 +8,7 @@ mod conv;
 mod cumsum;
 mod elementwise;
 mod embedding;
+mod gather_scatter;
 mod gradients;
 mod harness;
 mod kv_cache;

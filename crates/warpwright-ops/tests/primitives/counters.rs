@@ -26,6 +26,7 @@ use warpwright_ops::cumsum::CumsumDesc;
 use warpwright_ops::dynamic_map::Map;
 use warpwright_ops::elementwise::{ElementwiseDesc, Expr, InputDesc};
 use warpwright_ops::embedding::{EmbeddingBackwardDesc, EmbeddingDesc};
+use warpwright_ops::gather_scatter::{GatherRowsDesc, IndexedRows, RowDotsDesc, ScatterRowsDesc};
 use warpwright_ops::gemm::GemmDesc;
 use warpwright_ops::group_norm::{GroupNormBackwardDesc, GroupNormDesc, GroupShape};
 use warpwright_ops::grouped_gemm::GroupedGemmDesc;
@@ -76,7 +77,9 @@ const ROW: usize = 4096;
 /// channels, which lie one after the other, for a few elements of each. The seed of dropout has 64 bits and is the same for all lanes,
 /// which counts once for each half of a warp, and so do the numbers of an optimizer's step. Lanes that rotate two groups of heads of a token read the same row of a table, and all that append a head to a cache of 8-bit floats its scale. Indices are
 /// sorted by a binary search and by scattering them. A search for the largest elements reads them once more where they are, and their gradients go there. Lanes that decode 4-bit weights read the scales of eight rows, of a few bytes each.
-const GATHERS: [&str; 45] = [
+const GATHERS: [&str; 47] = [
+    "gather_rows forward",
+    "scatter_rows forward",
     "topk forward",
     "topk in parts forward",
     "topk backward",
@@ -174,7 +177,7 @@ fn count<O: Operation>(plan: &Plan<O>) -> Counters {
                     "mask_bits" => masked().bits.into_iter().take(spec.len).map(f64::from).collect(),
                     "ends" => (1..=spec.len).map(|group| 60.0 * group as f64).collect(),
                     // Every second row once, and one row as often as all of them.
-                    "indices" if spec.dtype == DType::I32 => {
+                    "indices" | "index" if spec.dtype == DType::I32 => {
                         (0..spec.len).map(|i| if i % 2 == 0 { i as f64 } else { 7.0 }).collect()
                     }
                     // Eight elements of a row, all different.
@@ -367,7 +370,20 @@ fn every_primitive() -> Vec<(String, Counters)> {
     let desc = EmbeddingBackwardDesc { forward, padding_idx: None, scale_grad_by_freq: false };
     let plan = desc.plan(TARGET).expect("plan");
     add(plan.op(), "backward", count(&plan));
+    rows_by_indices(&mut add);
     all
+}
+
+/// Every second row once, and one as often as all of them, with factors.
+fn rows_by_indices(add: &mut dyn FnMut(&str, &str, Counters)) {
+    let of = IndexedRows { dtype: DTYPE, index: DType::I32, rows: 600, dim: LEN / 512, count: 512 };
+    let factors = Some(DTYPE);
+    let plan = GatherRowsDesc { of: of.clone(), factors }.plan(TARGET).expect("plan");
+    add(plan.op(), "forward", count(&plan));
+    let plan = ScatterRowsDesc { of: of.clone(), factors, base: true }.plan(TARGET).expect("plan");
+    add(plan.op(), "forward", count(&plan));
+    let plan = RowDotsDesc { of, y_dtype: DTYPE }.plan(TARGET).expect("plan");
+    add(plan.op(), "forward", count(&plan));
 }
 
 /// A few rows with a weight of 4 bits, and gradients of many.

@@ -19,6 +19,7 @@ mod elementwise;
 mod embedding;
 mod emulator;
 mod float8_cache;
+mod gather_scatter;
 mod gemm;
 mod gemm_f32;
 mod gradients;

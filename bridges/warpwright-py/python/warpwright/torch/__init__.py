@@ -22,6 +22,7 @@ from ._cross_entropy import cross_entropy
 from ._cumsum import cumsum
 from ._dropout import dropout, dropout_add, elementwise
 from ._embedding import embedding
+from ._gather_scatter import gather_rows, scatter_rows
 from ._graphs import graphed
 from ._grouped import grouped_mm
 from ._groups import group_norm, instance_norm
@@ -115,6 +116,7 @@ __all__ = [
     "dropout_add",
     "elementwise",
     "embedding",
+    "gather_rows",
     "geglu",
     "geglu_tanh",
     "gelu_erf",
@@ -153,6 +155,7 @@ __all__ = [
     "rotary_embedding",
     "scaled_dot_product_attention",
     "scaled_mm",
+    "scatter_rows",
     "sigmoid",
     "silu",
     "softmax",
