@@ -92,6 +92,9 @@ def test_bytes_are_those_of_the_operation():
     assert case.bytes == 2 * 2 * 2 * 8 * 6 * 16
     moved = [suites.Case("embedding", "", (9, 8), "f32", d, (("count", 5),)).bytes for d in ("forward", "backward")]
     assert moved == [4 * 2 * 5 * 8, 4 * (5 + 9) * 8]
+    case = suites.Case("topk", "", (9, 8), "bf16", "forward", (("k", 3),))
+    assert case.bytes == 9 * (8 * 2 + 3 * 10)
+    assert suites.Case("scatter_rows", "", (9, 8), "f32", "forward").bytes == 2 * 9 * 8 * 4
     case = suites.Case("adamw_step", "", (4, 8), "f32", "forward")
     assert case.bytes == 32 * 4 * 7
 

@@ -1,8 +1,8 @@
 """What stands between the large operations of a network, and its optimizer: what each library calls for a case.
 
-Options: `dim` of `sum`; `kv_heads` of `rotary_embedding`, whose shape is (batch, steps, heads, head_dim), and of `append_kv_cache`, of the same shape,
+Options: `dim` of `sum` and `cumsum`; `k` of `topk`; `kv_heads` of `rotary_embedding`, whose shape is (batch, steps, heads, head_dim), and of `append_kv_cache`, of the same shape,
 with the rows of the caches as `capacity`; `count` of `embedding`, the number of indices
-into a table of the shape. The shape of `adamw_step` is that of all parameters, each row one of them.
+into a table of the shape; of `gather_rows` and `scatter_rows` there are as many as rows. The shape of `adamw_step` is that of all parameters, each row one of them.
 """
 
 from __future__ import annotations
@@ -146,6 +146,53 @@ class Embedding(Problem):
         return lambda out=None: ww.embedding_backward(dy, self.inputs[1], self.case.shape[0], out=out)
 
 
+class Cumsum(Problem):
+    def theirs(self, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return x.cumsum(self.case.option("dim"))
+
+    def ours(self, ww: Any) -> Function:
+        return lambda out=None: ww.cumsum(self.x, self.case.option("dim"), out=out)
+
+
+class Topk(Problem):
+    """The values; where they are is as different as equal elements are ordered."""
+
+    def __init__(self, case: Case, draw: Draw) -> None:
+        super().__init__(case, draw)
+        self.k = min(case.option("k"), case.shape[1])
+
+    def theirs(self, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return x.topk(self.k).values
+
+    def ours(self, ww: Any) -> Function:
+        return lambda out=None: ww.topk(self.x, self.k)[0]
+
+
+class Rows(Problem):
+    """Rows in a random order, some of them several times: a batch of tokens on its way to experts, and back."""
+
+    def __init__(self, case: Case, draw: Draw) -> None:
+        super().__init__(case, draw)
+        places = draw((case.shape[0],), torch.float32).abs() * 1e4
+        self.inputs.append(places.long() % case.shape[0])
+
+
+class GatherRows(Rows):
+    def theirs(self, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return x.index_select(0, rest[0])
+
+    def ours(self, ww: Any) -> Function:
+        return lambda out=None: ww.gather_rows(*self.inputs, out=out)
+
+
+class ScatterRows(Rows):
+    def theirs(self, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return torch.zeros_like(x).index_add(0, rest[0], x)
+
+    def ours(self, ww: Any) -> Function:
+        return lambda out=None: ww.scatter_rows(*self.inputs, self.case.shape[0], out=out)
+
+
 class AdamW(Problem):
     """Parameters move in place, so that there is no error to compare; PyTorch's own optimizer in its forms for graphs."""
 
@@ -190,6 +237,10 @@ PROBLEMS: dict[str, type[Problem]] = {
     "dropout": Dropout,
     "dropout_add": Dropout,
     "sum": Sum,
+    "cumsum": Cumsum,
+    "topk": Topk,
+    "gather_rows": GatherRows,
+    "scatter_rows": ScatterRows,
     "append_kv_cache": AppendKvCache,
     "rotary_embedding": Rotary,
     "embedding": Embedding,

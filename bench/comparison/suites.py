@@ -140,6 +140,9 @@ class Case:
             # Rows that are taken are written, too; a gradient is written as a whole.
             taken = self.option("count") * self.shape[1]
             return (taken + (taken if self.direction == "forward" else n)) * size
+        if self.op == "topk":
+            # Values and indices.
+            return n * size + n // self.shape[-1] * self.option("k") * (size + 8)
         if self.op == "cast":
             return n * (size + SIZES[self.option("to")])
         groups = -(-n // GROUP)
