@@ -92,9 +92,7 @@ impl<'k, A: Number> Packed<'k, A> {
             widened.take(self.width).map(Reg::convert).collect()
         })
     }
-}
 
-impl<'k, A: Float> Packed<'k, A> {
     /// The elements, widened once more: `zero` comes from [`K::opaque_zero`]. An assembler that sees the same widening
     /// twice would keep the wide elements in between, and with them twice the registers.
     #[track_caller]

@@ -116,10 +116,9 @@ impl<'k> ColumnTile<'k> {
             let slots = k.shared::<A>(warps * lanes * width);
             let mine = (lane & (lanes - 1)) * width;
             let store = || slots.at(warp * (lanes * width) + mine).store(inclusive.clone());
-            if lanes < WARP {
-                k.if_(lane.ge(WARP - lanes), store)
-            } else {
-                store()
+            match lanes < WARP {
+                true => k.if_(lane.ge(WARP - lanes), store),
+                false => store(),
             }
             k.barrier();
             let none = || -> Lanes<'k, A> { (0..width).map(|_| Sum.identity(k)).collect() };

@@ -2,13 +2,13 @@
 
 use warpwright_dsl::divide::WideDivisorArgs;
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{FixedElement, kernel_args};
+use warpwright_dsl::{FixedElement, kernel_args, tree};
 
 use super::tuning::{CLEAR_THREADS, Config, Layout, ROWS, UNROLL};
 
 kernel_args! {
-    /// Sums of `[outer, n, inner]` along `n`. `divisor` divides by `count`: the number of tiles of a row, or of vectors of a row where a
-    /// thread takes whole columns.
+    /// Sums of `[outer, n, inner]` along `n`. `count` is the number of tiles of a row, or of vectors of a row where a thread takes whole
+    /// columns; `divisor` divides by the number of rows of tiles, or by that of vectors.
     pub(super) struct Args => Params {
         x: In<Elem>,
         y: Out<Elem>,
@@ -62,19 +62,18 @@ fn results<'k, A: Number>(
     all
 }
 
-/// The tile of a block, and how it is numbered.
+/// The tile of a block: rows go ahead side by side, so that none waits long for the tile before.
 struct Tile<'k> {
-    /// Among those of all rows, and in its row.
-    block: U32<'k>,
-    number: U32<'k>,
     row: U64<'k>,
+    /// In its row.
+    number: U32<'k>,
 }
 
 impl<'k> Tile<'k> {
     fn new(k: K<'k>, p: Params<'k>) -> Self {
-        let block = k.block_idx_x();
-        let row = p.divisor.quotient(block.to_u64());
-        Self { block, number: (block.to_u64() - row * p.count).to_u32(), row }
+        let block = k.block_idx_x().to_u64();
+        let number = p.divisor.quotient(block);
+        Self { row: block - number * p.runs, number: number.to_u32() }
     }
 
     /// The sum of the tiles before this one, whose own is `all`: of the tiles of its span, which are as many as threads at most, in a
@@ -86,12 +85,13 @@ impl<'k> Tile<'k> {
         let words = u64::from(A::TYPE.bytes() / 4);
         let (thread, span) = (k.thread_idx(), k.block_threads());
         let (position, span_number) = (self.number & (span - 1), self.number >> span.trailing_zeros());
-        k.if_(thread.eq(0), || p.sums.at(self.block.to_u64() * words).publish(k, &all));
+        let own = self.row * p.count + self.number.to_u64();
+        k.if_(thread.eq(0), || p.sums.at(own * words).publish(k, &all));
         let ends = p.all_tiles + self.row * p.spans + span_number.to_u64();
         // A tile has fewer others of its span before it than threads: the last thread has the spans.
         let last = thread.eq(span - 1);
         let waits = thread.lt(position) | last & span_number.gt(0);
-        let place = last.select(ends - 1, (self.block - position + thread).to_u64());
+        let place = last.select(ends - 1, own - position.to_u64() + thread.to_u64());
         let zero = Sum.identity(k);
         let handed = k.if_else(waits, || p.sums.at(place * words).published(k, &all), || zero);
         let before = k.group_combine_once(span, handed, |a, b| a + b);
@@ -182,9 +182,17 @@ impl Cumsum {
             let row = first + (tile.team() * ROWS).to_u64();
             let inside = (0..ROWS).map(|v| tile.inside() & (row + u64::from(v)).lt(p.n)).collect();
             let held = HeldVectors::with_pitch(k, origin + row * pitch, pitch, width, inside);
-            let sums = running(held.load(x, Fill::Zero).iter().map(Packed::lanes));
-            let scanned = tile.scan(sums[sums.len() - 1].clone());
-            held.store(y, results(exclusive, &above + scanned.before, &sums));
+            let x = held.load::<A>(x, Fill::Zero);
+            let sum = tree(x.iter().map(Packed::lanes), |a, b| a + b).unwrap_or_else(|| above.clone());
+            let scanned = tile.scan(sum);
+            // Elements wait as they are in memory, in half the registers if they have 16 bits.
+            let (zero, mut sum) = (k.opaque_zero(), &above + scanned.before);
+            let mut result = |x: &Packed<'k, A>| {
+                let before = sum.clone();
+                sum = &sum + x.lanes_again(zero);
+                exclusive.select_all(&before, &sum)
+            };
+            held.store(y, x.iter().map(&mut result));
             above + scanned.all
         });
     }

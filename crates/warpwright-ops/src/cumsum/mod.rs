@@ -112,9 +112,9 @@ impl CumsumDesc {
             return Ok((variant, 0));
         };
         let spans = count / config.threads as usize;
-        let words = match config.layout {
-            Layout::Tiles { .. } => (runs + outer * spans) * dtype.bytes().max(4) / 4,
-            _ => 0,
+        let (words, rows, divisor) = match config.layout {
+            Layout::Tiles { .. } => ((runs + outer * spans) * dtype.bytes().max(4) / 4, outer, outer),
+            _ => (0, runs, count),
         };
         if let Some(grid) = plan::cover(OP, words, tuning::CLEAR_THREADS)? {
             let args = kernel::ClearArgs { words: Args::workspace.arg(), count: words as u64 };
@@ -124,11 +124,11 @@ impl CumsumDesc {
             x: Args::x.arg(),
             y: Args::y.arg(),
             sums: Args::workspace.read_write(),
-            runs: runs as u64,
+            runs: rows as u64,
             n: n as u64,
             inner: inner as u64,
             count: count as u64,
-            divisor: WideDivisorArgs::new(count as u64),
+            divisor: WideDivisorArgs::new(divisor as u64),
             // Not more than the blocks of the grid.
             tiles: small(count),
             all_tiles: runs as u64,
