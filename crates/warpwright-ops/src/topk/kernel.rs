@@ -3,7 +3,7 @@
 
 use warpwright_dsl::divide::WideDivisorArgs;
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{FixedElement, WARP, block_inclusive_sum, kernel_args, tree};
+use warpwright_dsl::{FixedElement, WARP, block_inclusive_sum, kernel_args};
 
 use super::tuning::{Config, GRADIENT_VECTORS, Layout, THREADS};
 
@@ -258,15 +258,24 @@ impl Topk {
         let of_group = THREADS / groups;
         let [_, zeros] = A::ends(k);
         let nothing = Item { key: zeros, at: k.lit(u32::MAX) };
-        let best = tree(items.iter().copied(), Item::better).unwrap_or(nothing);
-        let best = k.warp_combine(of_group, best, Item::better);
-        let bests = List::<A>::new(k, groups);
+        // Keys first: what compares both takes more instructions.
+        let key = k.tree("keys of a thread", items.iter().map(|item| item.key), |a, b| a.max(b));
+        let places = items.iter().map(|item| item.key.eq(key).select(item.at, u32::MAX));
+        let best = Item { key, at: k.tree("positions of a thread", places, |a, b| a.min(b)) };
+        let best: Item<'k, A> = k.warp_combine(of_group, best, Item::better);
+        let (bests, bound) = (List::<A>::new(k, groups), List::<A>::new(k, 1));
         let group = thread >> of_group.trailing_zeros();
         k.if_((thread & (of_group - 1)).eq(0), || bests.set(group, &best));
         k.barrier();
-        let rank = bests.rank(k, k.lit(groups), &best);
-        let bound = List::<A>::new(k, 1);
-        k.if_((thread & (of_group - 1)).eq(0) & rank.eq(p.k - 1), || bound.set(k.lit(0u32), &best));
+        let ranked = || {
+            let best = bests.get(thread);
+            let rank = bests.rank(k, k.lit(groups), &best);
+            k.if_(rank.eq(p.k - 1), || bound.set(k.lit(0u32), &best));
+        };
+        match groups < THREADS {
+            true => k.if_(thread.lt(groups), ranked),
+            false => ranked(),
+        }
         k.barrier();
         let bound = bound.get(k.lit(0u32));
         // Elements that reach the bound are in as many groups as elements are wanted, at most.

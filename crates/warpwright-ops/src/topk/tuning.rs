@@ -10,7 +10,7 @@ pub enum Layout {
     Warp,
     /// A block, whose threads form groups: the `k`-th best of the groups' best elements is a bound that few elements reach.
     Block {
-        /// Groups, at least `k`.
+        /// Groups, at least twice as many as elements are wanted: shared memory has room for what their bound leaves.
         groups: u32,
     },
 }
