@@ -104,7 +104,10 @@ def test_opcheck_and_gradcheck(torch_device):
         torch.library.opcheck(torch.ops.warpwright.cumsum.default, (x, 1, exclusive, reverse))
         ours = lambda t: wt.cumsum(t.square(), 1, exclusive=exclusive, reverse=reverse).square()  # noqa: B023, E731
         assert torch.autograd.gradcheck(ours, x) and torch.autograd.gradgradcheck(ours, x)
-    ours, theirs = (torch.func.vmap(torch.func.grad(lambda t: f(t.square(), 0).square().sum()))(x.detach()) for f in (wt.cumsum, torch.cumsum))  # noqa: B023
+    ours, theirs = (
+        torch.func.vmap(torch.func.grad(lambda t: f(t.square(), 0).square().sum()))(x.detach())
+        for f in (wt.cumsum, torch.cumsum)
+    )  # noqa: B023
     assert torch.allclose(ours, theirs)
 
 

@@ -72,7 +72,10 @@ def test_both_passes(dtype, torch_device):
         exact, _ = results(lambda x, f=None: gathered(x, index, f), given, dy, torch.float64)
         for a, b, like in zip(found, exact, [x, *given]):
             close([a], [b], like.dtype)
-        source, base = torch.randn(4, 5, 12, device=torch_device).to(dtype), torch.randn(9, 12, device=torch_device).to(dtype)
+        source, base = (
+            torch.randn(4, 5, 12, device=torch_device).to(dtype),
+            torch.randn(9, 12, device=torch_device).to(dtype),
+        )
         given = [source, base] if factors is None else [source, base, factors]
         found, dy = results(lambda x, b, f=None: wt.scatter_rows(x, index, 9, factors=f, base=b), given)
         exact, _ = results(lambda x, b, f=None: scattered(x, index, f, b), given, dy, torch.float64)
@@ -141,7 +144,12 @@ REFUSED = [
     (lambda: ww.scatter_rows(X, I[:2], 2, base=X.astype(np.float64)), ww.DtypeError, "scatter_rows", "base"),
     (lambda: ww.row_dots(X, X, I), ww.ShapeError, "row_dots", "a"),
     (lambda: ww.row_dots(X, X, I[:2], dtype="float64"), ww.DtypeError, "row_dots", "y"),
-    (lambda: wt.gather_rows(torch.ones(2, dtype=torch.int32), torch.tensor([0])), ww.DtypeError, "gather_rows", "input"),
+    (
+        lambda: wt.gather_rows(torch.ones(2, dtype=torch.int32), torch.tensor([0])),
+        ww.DtypeError,
+        "gather_rows",
+        "input",
+    ),
     (lambda: wt.scatter_rows(torch.ones(2, 3), torch.tensor([0, 5]), 2), ww.ParameterError, "scatter_rows", "index"),
 ]
 

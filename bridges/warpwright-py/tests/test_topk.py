@@ -29,7 +29,15 @@ def first(x, k, largest):
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 def test_numpy(dtype, random):
     for (shape, k), largest, ties in itertools.product(
-        [((4, 5, 6), 3), ((3, 100), 100), ((2, 300), 8), ((5, 1000), 130), ((2, 9001), 50), ((1, 20000), 128), ((2, 0), 0)],
+        [
+            ((4, 5, 6), 3),
+            ((3, 100), 100),
+            ((2, 300), 8),
+            ((5, 1000), 130),
+            ((2, 9001), 50),
+            ((1, 20000), 128),
+            ((2, 0), 0),
+        ],
         (True, False),
         (True, False),
     ):
@@ -84,7 +92,9 @@ def test_opcheck_and_gradcheck(torch_device):
     x = torch.randperm(12, device=torch_device).reshape(3, 4).double().requires_grad_()
     torch.library.opcheck(torch.ops.warpwright.topk.default, (x, 2, True))
     assert torch.autograd.gradcheck(lambda x: wt.topk(x, 2)[0], x)
-    ours, theirs = (torch.func.vmap(torch.func.grad(lambda t: f(t, 2)[0].square().sum()))(x.detach()) for f in (wt.topk, torch.topk))  # noqa: B023
+    ours, theirs = (
+        torch.func.vmap(torch.func.grad(lambda t: f(t, 2)[0].square().sum()))(x.detach()) for f in (wt.topk, torch.topk)
+    )  # noqa: B023
     assert torch.equal(ours, theirs)
 
 

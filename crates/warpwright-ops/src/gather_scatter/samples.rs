@@ -61,15 +61,11 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
             _ => {}
         }
         for factors in tuning::factors(dtype) {
-            match op {
-                GATHER => {
-                    out.push(plan::recorded(op, &kernel::GatherScaled { dtype, factors, width }, target)?)
-                }
-                SCATTER => {
-                    out.push(plan::recorded(op, &kernel::ScaledParts { dtype, factors, width }, target)?)
-                }
-                _ => out.push(plan::recorded(op, &kernel::Dots { dtype, y_dtype: factors, width }, target)?),
-            }
+            out.push(match op {
+                GATHER => plan::recorded(op, &kernel::GatherScaled { dtype, factors, width }, target)?,
+                SCATTER => plan::recorded(op, &kernel::ScaledParts { dtype, factors, width }, target)?,
+                _ => plan::recorded(op, &kernel::Dots { dtype, y_dtype: factors, width }, target)?,
+            });
         }
         if op == SCATTER {
             for factors in tuning::factors(dtype).into_iter().map(Some).chain([None]) {

@@ -42,9 +42,7 @@ _gather_rows = Differentiable(
 ).function()
 
 
-def _of_scattered(
-    x: Optional[Tensor], index: Tensor, factors: Optional[Tensor], dy: Tensor, output_mask: Any
-) -> Any:
+def _of_scattered(x: Optional[Tensor], index: Tensor, factors: Optional[Tensor], dy: Tensor, output_mask: Any) -> Any:
     dx = _native.gather_rows(dy, index, factors) if output_mask[0] else None
     wanted = factors is not None and output_mask[2]
     return dx, None, _native.row_dots(x, dy, index, dtype=factors.dtype) if wanted else None, None
