@@ -76,7 +76,7 @@ impl Config {
         let whole = |extent: u64| vectors && extent.is_multiple_of(vector(dtype).into());
         if inner == 1 {
             let width = if whole(n) { vector(dtype) } else { 1 };
-            return rows(width).find(|config| n <= config.room()).unwrap_or_else(|| tiles(width));
+            return rows(width).find(|config| n <= config.room()).unwrap_or_else(|| tiles(dtype, width));
         }
         let width = if whole(inner) { vector(dtype) } else { 1 };
         let columns = inner / u64::from(width);
@@ -131,15 +131,18 @@ fn rows(width: u32) -> impl Iterator<Item = Config> {
     ROWS_OF.into_iter().map(move |shape| Config::new(of(shape), width))
 }
 
-fn tiles(width: u32) -> Config {
-    Config::new(Layout::Tiles { vectors: vectors_of(TILE_VECTORS, width) }, width)
+fn tiles(dtype: DType, width: u32) -> Config {
+    let vectors = vectors_of(TILE_VECTORS, width);
+    // As many single elements of 64 bits would not have registers.
+    let vectors = if width == 1 && dtype.bytes() == 8 { vectors / SINGLES } else { vectors };
+    Config::new(Layout::Tiles { vectors }, width)
 }
 
 /// Every configuration for elements of `dtype`.
 pub fn all(dtype: DType) -> Vec<Config> {
     let of_width = |width: u32| {
         let columns = lanes(width).map(|lanes| Config::new(Layout::Columns { lanes }, width));
-        let others = [tiles(width), Config::new(Layout::Flat, width)];
+        let others = [tiles(dtype, width), Config::new(Layout::Flat, width)];
         rows(width).chain(others).chain(columns).collect::<Vec<_>>()
     };
     [vector(dtype), 1].into_iter().flat_map(of_width).collect()
