@@ -243,7 +243,11 @@ impl KernelDef for Cumsum {
         let Self { dtype, config, reverse } = *self;
         let reverse = if reverse { "_reverse" } else { "" };
         let name = format!("cumsum_{dtype}_{}{reverse}", config.name());
-        KernelSpec::new(name, BlockDim::x(config.threads)).dtypes(DTypes::all(dtype))
+        // Elements of 64 bits would be spilled for the sake of one more block on a multiprocessor.
+        let blocks = (dtype.bytes() == 8).then_some(1);
+        KernelSpec::new(name, BlockDim::x(config.threads))
+            .dtypes(DTypes::all(dtype))
+            .min_blocks_per_sm(blocks)
     }
 
     fn build<'k>(&self, k: K<'k>, p: Params<'k>) {
