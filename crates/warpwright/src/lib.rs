@@ -189,7 +189,7 @@ pub use warpwright_ops::rotary::{
 };
 pub use warpwright_ops::scaled_gemm::{self, int8_matmul, scaled_matmul};
 pub use warpwright_ops::softmax::{self, log_softmax, log_softmax_backward, softmax, softmax_backward};
-pub use warpwright_ops::topk::{self, TopkOutput, topk, topk_backward};
+pub use warpwright_ops::topk::{self, topk, topk_backward};
 pub use warpwright_ops::{
     Direction, Dropout, Entry, Error, NormGradients, NormOutput, Operation, Plan, PlanError, catalogue, plan,
 };
