@@ -28,8 +28,7 @@ pub(crate) fn cumsum<'py>(
     let (call, x) = Call::new(OP, ("x", x), stream)?;
     let x = call.dense(x)?;
     let [outer, n, inner] = around(OP, &x, dim)?;
-    let plan =
-        call.plan(&PLANS, &CumsumDesc { dtype: x.dtype, outer, n, inner, exclusive, reverse })?;
+    let plan = call.plan(&PLANS, &CumsumDesc { dtype: x.dtype, outer, n, inner, exclusive, reverse })?;
     let y = call.output(("out", out), &x, Form::Like)?;
     let outputs = [Some(y), call.workspace(&plan, &x)?];
     let [y, _] = call.run_some([Some(&x)], outputs, move |stream, [x], [y, workspace]| {

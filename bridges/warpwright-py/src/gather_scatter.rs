@@ -15,12 +15,7 @@ use crate::indices::known;
 use crate::library::{Maybe, Object};
 
 /// The indices of some of so many rows.
-fn index<'py>(
-    call: &Call<'py>,
-    op: &'static str,
-    object: &Object<'py>,
-    rows: usize,
-) -> PyResult<Array<'py>> {
+fn index<'py>(call: &Call<'py>, op: &'static str, object: &Object<'py>, rows: usize) -> PyResult<Array<'py>> {
     let index = call.row_major(call.read(("index", object))?)?;
     if matches!(index.dtype, DType::I32 | DType::I64)
         && let Some(numbers) = known(&index, call.stream())?
@@ -31,7 +26,11 @@ fn index<'py>(
 }
 
 /// A factor for each index.
-fn factors<'py>(call: &Call<'py>, object: Maybe<'_, 'py>, index: &Array<'py>) -> PyResult<Option<Array<'py>>> {
+fn factors<'py>(
+    call: &Call<'py>,
+    object: Maybe<'_, 'py>,
+    index: &Array<'py>,
+) -> PyResult<Option<Array<'py>>> {
     let read = |object| {
         let factors = call.row_major(call.read(("factors", object))?)?;
         factors.expect_shape(&index.shape)?;
@@ -126,10 +125,11 @@ pub(crate) fn scatter_rows<'py>(
     let y = call.output(("out", out), &x, Form::RowMajor(x.dtype, &shape))?;
     let inputs = [Some(&x), Some(&index), factors.as_ref(), base.as_ref()];
     let outputs = [Some(y), call.workspace(&plan, &x)?];
-    let [y, _] = call.run_some(inputs, outputs, move |stream, [x, index, factors, base], [y, workspace]| {
-        let (x, index, y) = (present(x), present(index), present(y));
-        Ok(plan.launch(stream, ScatterRowsArgs { x, index, factors, base, y, workspace })?)
-    })?;
+    let [y, _] =
+        call.run_some(inputs, outputs, move |stream, [x, index, factors, base], [y, workspace]| {
+            let (x, index, y) = (present(x), present(index), present(y));
+            Ok(plan.launch(stream, ScatterRowsArgs { x, index, factors, base, y, workspace })?)
+        })?;
     Ok(present(y))
 }
 

@@ -120,9 +120,9 @@ mod _native {
     #[pymodule_export]
     use crate::embedding::{embedding, embedding_backward};
     #[pymodule_export]
-    use crate::gather_scatter::{gather_rows, row_dots, scatter_rows};
-    #[pymodule_export]
     use crate::emulator::{Finding, Remark, Run, devices, lint, run};
+    #[pymodule_export]
+    use crate::gather_scatter::{gather_rows, row_dots, scatter_rows};
     #[pymodule_export]
     use crate::grouped::{grouped_matmul, grouped_matmul_k};
     #[pymodule_export]
@@ -180,8 +180,6 @@ mod _native {
     #[pymodule_export]
     use crate::rotary::{rotary_embedding, rotary_embedding_backward};
     #[pymodule_export]
-    use crate::topk::{topk, topk_backward};
-    #[pymodule_export]
     use crate::rows::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backward};
     #[pymodule_export]
     use crate::scaled::{
@@ -191,6 +189,8 @@ mod _native {
     use crate::softmax::{log_softmax, log_softmax_backward, softmax, softmax_backward};
     #[pymodule_export]
     use crate::tensor_map::TensorMap;
+    #[pymodule_export]
+    use crate::topk::{topk, topk_backward};
     #[pymodule_export]
     use crate::torch::torch_route;
     #[pymodule_export]

@@ -12,7 +12,7 @@ kernel_args! {
     pub(super) struct Args => Params {
         x: In<Elem>,
         y: Out<Elem>,
-        /// What tiles hand on: their sums, then the sums of rows up to the end of each span of tiles.
+        /// The words that tiles hand on: their sums, then the sums of rows up to the end of each span of tiles.
         sums: InOut<u64>,
         /// Rows, or vectors of all columns.
         runs: u64,

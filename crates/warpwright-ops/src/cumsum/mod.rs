@@ -63,7 +63,7 @@ tensors! {
         x: In,
         /// `[outer, n, inner]`
         y: Out,
-        /// What blocks hand on where rows are long; see [`Plan::workspace`].
+        /// The sums that blocks hand on where rows are long; see [`Plan::workspace`].
         workspace: Option<Out>,
     }
 }

@@ -11,7 +11,7 @@ kernel_args! {
     /// The first `k` elements of each row of `n`, or of each of `parts` parts of it. Keys have 32 bits, or 64 for f64.
     pub(super) struct Args => Params {
         x: In<Elem>,
-        /// What the pass before found.
+        /// The elements that the pass before found.
         keys: In<u32>,
         positions: In<u32>,
         found_keys: Out<u32>,

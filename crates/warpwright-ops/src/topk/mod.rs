@@ -73,7 +73,7 @@ tensors! {
         values: Out,
         /// `[rows, k]`, of i64
         index: Out,
-        /// What parts of rows have found; see [`Plan::workspace`].
+        /// The elements that parts of rows have found; see [`Plan::workspace`].
         workspace: Option<Out>,
     }
 }
