@@ -133,6 +133,8 @@ fn given(name: &str, op: &str, backward: bool) -> Vec<String> {
         "float8_cache" if op == "append_kv_cache" => &["float8_cache"],
         // Codes of the dynamic maps have blocks of two sizes.
         "block_size" if op.ends_with("_dynamic") || op.ends_with("_udynamic") => &["block_size=4096"],
+        // The common extent of a product has more than a row.
+        "k" if op == "topk" => &["k=5"],
         // Reductions of 16 bits may stay as wide as they are taken.
         "to" if REDUCTIONS.contains(&op) => &["to=f32"],
         _ => OPTIONS.iter().find(|option| option.name == name).expect("an option").example,
@@ -152,7 +154,8 @@ fn every_option_of_every_primitive_is_taken() {
             let options = given(option, entry.op, backward);
             let options: Vec<&str> = options.iter().map(String::as_str).collect();
             let of_16_bits = ["parameter_dtype", "table_dtype", "float8_cache"].contains(&option)
-                || (option == "to" && REDUCTIONS.contains(&entry.op));
+                || (option == "to" && REDUCTIONS.contains(&entry.op))
+                || (option == "factors" && entry.op == "row_dots");
             let dtype = if of_16_bits { DType::BF16 } else { entry.dtypes[0] };
             let json = |options: &[&str]| {
                 let args = ask(&entry, dtype, target, options);
