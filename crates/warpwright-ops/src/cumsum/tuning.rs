@@ -19,7 +19,7 @@ pub enum Layout {
         /// Vectors of a thread.
         vectors: u32,
     },
-    /// `lanes` neighbouring threads of a block take neighbouring columns, and the block's teams take [`ROWS`] rows each, in turn.
+    /// `lanes` neighbouring threads of a block take neighbouring columns, and the block's teams take some rows each, in turn.
     Columns {
         /// Threads side by side.
         lanes: u32,

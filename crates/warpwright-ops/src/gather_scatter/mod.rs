@@ -18,7 +18,7 @@
 //! | `factors`, `y` of row_dots | `[count]`, of the type of the rows or of the one that they are summed in |
 //!
 //! Without factors rows are copied bit by bit. Sums of half types are in f32 and rounded once, in the order of the indices' places: they are sorted as
-//! for the gradient of an [embedding](crate::embedding), whose kernels these are. No float is added with an atomic. An index that is no
+//! for the gradient of an [embedding], whose kernels these are. No float is added with an atomic. An index that is no
 //! row gives NaN where a row is read, and is passed over where one is added to.
 
 mod functions;
