@@ -144,7 +144,7 @@ pub struct EmitArgs {
     #[arg(value_name = "OP")]
     pub op: String,
     /// Element type of the tensors.
-    #[arg(long, default_value = "f32", value_parser = parse_float_dtype)]
+    #[arg(long, default_value = "f32", value_parser = parse_dtype)]
     pub dtype: DType,
     /// Target to build for.
     #[arg(long, default_value = "sm_90", value_parser = parse_target)]
@@ -746,6 +746,12 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
 
 fn parse_target(text: &str) -> Result<Target, String> {
     Target::from_name(text).ok_or_else(|| "expected sm_75, sm_90, sm_90a or the like".to_owned())
+}
+
+fn parse_dtype(text: &str) -> Result<DType, String> {
+    let integer = [DType::I32, DType::I64].into_iter().find(|dtype| dtype.name() == text);
+    let float = || parse_float_dtype(text).map_err(|floats| format!("{floats}; of sums also i32 and i64"));
+    integer.map_or_else(float, Ok)
 }
 
 pub(crate) fn parse_float_dtype(text: &str) -> Result<DType, String> {
