@@ -87,7 +87,7 @@ const PARTS: &[Part] = &[
     Part {
         name: "mutation-attention",
         proves: "every removed barrier and shifted bound of attention's kernels is noticed, in all layouts and with all options",
-        step: mutation(&["attention::"]),
+        step: mutation(&["attention::", "attention_blocks::"]),
     },
     Part {
         name: "mutation-gradients",
@@ -106,8 +106,16 @@ const PARTS: &[Part] = &[
     },
     Part {
         name: "mutation-norms",
-        proves: "the same of norms, cross entropy, reductions and optimizers in the shapes that take longest",
-        step: mutation(&["norms::", "rows::", "reduce::", "optimizer::"]),
+        proves: "the same of norms, cross entropy, reductions, sums, searches, indexed rows and optimizers in the shapes that take longest",
+        step: mutation(&[
+            "norms::",
+            "rows::",
+            "reduce::",
+            "cumsum::",
+            "topk::",
+            "gather_scatter::",
+            "optimizer::",
+        ]),
     },
     Part {
         name: "fuzz-ptx",
