@@ -33,3 +33,9 @@ def close(found, exact, dtype):
 def compile_anew(function, **options):
     torch._dynamo.reset()
     return torch.compile(function, fullgraph=True, backend="aot_eager", **options)
+
+
+def agrees(compiled, function, tensors):
+    """Whether a compiled function has the results and the gradients of the function."""
+    found, dy = results(compiled, tensors)
+    return all(torch.allclose(a, b) for a, b in zip(found, results(function, tensors, dy)[0]))
