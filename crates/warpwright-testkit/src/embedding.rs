@@ -122,6 +122,22 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
     out
 }
 
+/// `count` indices of `rows` rows in a type. stray: every fifth is no row; frequent: about half of the others are one row.
+pub(crate) fn row_indices([rows, count]: [usize; 2], index: DType, stray: bool, frequent: bool) -> Vec<i64> {
+    // A row in the lower word.
+    let high = if index == DType::I64 { 1 << 32 } else { i64::from(i32::MIN) };
+    let mut random = Random::new(count as u64);
+    let one = |i: usize| {
+        let drawn = random.bits();
+        match i % 5 {
+            1 if stray => [-1, rows as i64, high, 2 * rows as i64][i / 5 % 4],
+            _ if frequent && drawn & (1 << 40) > 0 => rows as i64 / 2,
+            _ => (drawn % rows as u64) as i64,
+        }
+    };
+    (0..count).map(one).collect()
+}
+
 impl EmbeddingSubject {
     fn desc(&self) -> EmbeddingDesc {
         let Situation { num_embeddings, dim, count, index, .. } = self.situation;
@@ -130,19 +146,7 @@ impl EmbeddingSubject {
 
     fn indices(&self) -> Vec<i64> {
         let Situation { num_embeddings, count, index, stray, frequent, .. } = self.situation;
-        let rows = num_embeddings as i64;
-        // A row in the lower word.
-        let high = if index == DType::I64 { 1 << 32 } else { i64::from(i32::MIN) };
-        let mut random = Random::new(count as u64);
-        let one = |i: usize| {
-            let drawn = random.bits();
-            match i % 5 {
-                1 if stray => [-1, rows, high, 2 * rows][i / 5 % 4],
-                _ if frequent && drawn & (1 << 40) > 0 => rows / 2,
-                _ => (drawn % num_embeddings as u64) as i64,
-            }
-        };
-        (0..count).map(one).collect()
+        row_indices([num_embeddings, count], index, stray, frequent)
     }
 
     fn draw(&self, len: usize) -> Vec<f64> {

@@ -11,7 +11,8 @@ use warpwright_ptx::DType;
 
 use crate::budget::{self, EXACT};
 use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject};
-use crate::inputs::{Input, Random};
+use crate::embedding::row_indices;
+use crate::inputs::Input;
 use crate::measure::{Comparison, Expected};
 use crate::storage;
 
@@ -159,18 +160,7 @@ impl RowsSubject {
 
     fn indices(&self) -> Vec<i64> {
         let Situation { rows, count, index, stray, frequent, .. } = self.situation;
-        // A row in the lower word.
-        let high = if index == DType::I64 { 1 << 32 } else { i64::from(i32::MIN) };
-        let mut random = Random::new(count as u64);
-        let one = |i: usize| {
-            let drawn = random.bits();
-            match i % 5 {
-                1 if stray => [-1, rows as i64, high, 2 * rows as i64][i / 5 % 4],
-                _ if frequent && drawn & (1 << 40) > 0 => rows as i64 / 2,
-                _ => (drawn % rows as u64) as i64,
-            }
-        };
-        (0..count).map(one).collect()
+        row_indices([rows, count], index, stray, frequent)
     }
 
     fn draw(&self, dtype: DType, len: usize, seed: u64) -> Vec<f64> {

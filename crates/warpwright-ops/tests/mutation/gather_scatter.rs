@@ -6,7 +6,7 @@ use warpwright_ops::plan::TensorSpec;
 use warpwright_ptx::DType;
 use warpwright_testkit::inputs::Input;
 
-use crate::embedding::indices;
+use crate::embedding::{ADDED, Shape, TAKEN, indices};
 use crate::harness::{Survivor, Sweep, TARGET, plans};
 
 const SURVIVORS: &[Survivor] =
@@ -28,7 +28,7 @@ fn fill(specs: &[TensorSpec], slot: usize) -> Vec<f64> {
     indices(spec, table, rows)
 }
 
-fn rows((rows, dim, count): (usize, usize, usize)) -> IndexedRows {
+fn rows((rows, dim, count): Shape) -> IndexedRows {
     IndexedRows { dtype: DType::F32, index: DType::I64, rows, dim, count }
 }
 
@@ -37,24 +37,13 @@ fn rows((rows, dim, count): (usize, usize, usize)) -> IndexedRows {
 fn defects_of_rows_by_indices_are_noticed() {
     let sweep = Sweep { by_line: true, survivors: SURVIVORS, ..Sweep::new(fill) };
     let factors = Some(DType::F32);
-    let taken = [
-        (9, 4, 100),
-        (9, 8, 256),
-        (9, 12, 300),
-        (9, 4, 1024),
-        (9, 4, 1030),
-        (9, 2, 129),
-        (9, 4, 1023),
-        (9, 1, 1023),
-    ];
-    sweep.check(&plans(&taken, |shape| {
+    sweep.check(&plans(&TAKEN, |shape| {
         GatherRowsDesc { of: rows(shape), factors }.plan(TARGET).expect("plan")
     }));
-    let added = [(7, 4, 300), (600, 4, 2500), (3, 132, 64), (33, 6, 200), (2, 1, 4200), (17_000, 1, 300)];
     // Sorting is swept with the gradient of embeddings.
     let skipped = |name: &str| name.starts_with("embedding");
     let sweep = Sweep { skipped, ..sweep };
-    sweep.check(&plans(&added, |shape| {
+    sweep.check(&plans(&ADDED, |shape| {
         ScatterRowsDesc { of: rows(shape), factors, base: true }.plan(TARGET).expect("plan")
     }));
     let dim = |dim| (5, dim, 17);
