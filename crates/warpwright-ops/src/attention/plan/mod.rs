@@ -132,10 +132,15 @@ fn alignment(dtype: DType, vector: u32) -> u64 {
     if vector == 1 { 1 } else { (dtype.bytes() as u64 * u64::from(vector)).min(16) }
 }
 
+/// Whether tiles of a mask are whole numbers of so many rows or columns.
+fn divide_mask_tiles(extents: &[u32]) -> bool {
+    extents.iter().all(|extent| MASK_TILE.is_multiple_of(*extent))
+}
+
 /// Refuses layouts whose blocks or tiles do not divide the tiles of a mask.
 fn check_divides(config: Config) -> Result<(), PlanError> {
     let layout = config.layout();
-    if [layout.rows(), layout.tile_columns()].iter().all(|extent| MASK_TILE.is_multiple_of(*extent)) {
+    if divide_mask_tiles(&[layout.rows(), layout.tile_columns()]) {
         return Ok(());
     }
     let got = format!("{} rows and {} columns", layout.rows(), layout.tile_columns());

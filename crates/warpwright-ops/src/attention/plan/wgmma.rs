@@ -17,10 +17,8 @@ use super::super::layout::BlockLayout;
 use super::super::options::{self, Common};
 use super::super::score::{ProblemArgs, ScoreKind};
 use super::super::tuning::{self, Wgmma, WgmmaSweep, WgmmaSweeps, Work};
-use super::super::{
-    AttentionBackwardArgs, AttentionBackwardDesc, AttentionDesc, AttentionInputs, MASK_TILE, OP,
-};
-use super::BackwardAlgorithm;
+use super::super::{AttentionBackwardArgs, AttentionBackwardDesc, AttentionDesc, AttentionInputs, OP};
+use super::{BackwardAlgorithm, divide_mask_tiles};
 use crate::PlanError;
 use crate::plan::{self, Variant};
 
@@ -28,7 +26,7 @@ impl AttentionDesc {
     /// Refuses a layout of blocks on sm_90a with which no kernel takes the problem.
     pub(super) fn check_wgmma(&self, c: &Common, target: Target, layout: Wgmma) -> Result<(), PlanError> {
         // Groups have a part of one tile of a mask each.
-        let divides = !c.kind.blocks || MASK_TILE.is_multiple_of(layout.columns);
+        let divides = !c.kind.blocks || divide_mask_tiles(&[layout.columns]);
         if self.suits_wgmma(c, target) && layout.holds(c.width, c.value_width) && divides {
             return Ok(());
         }
@@ -166,8 +164,7 @@ impl AttentionBackwardDesc {
             Some(BackwardAlgorithm::Wgmma(sweeps)) => {
                 let widths = [c.width, c.value_width];
                 let fit = sweeps.each().iter().all(|(work, config)| {
-                    let divides =
-                        [config.rows(), config.columns].iter().all(|n| MASK_TILE.is_multiple_of(*n));
+                    let divides = divide_mask_tiles(&[config.rows(), config.columns]);
                     config.fits(*work, desc.dtype, widths) && (divides || !c.kind.blocks)
                 });
                 if fits && fit {
