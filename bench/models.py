@@ -4,7 +4,7 @@
     python3 bench/models.py --out bench/data/models/NAME.jsonl [--models llama,unet] [--variants eager,patched] [--seconds 1]
 
 A step is the forward and the backward pass, or the forward pass alone of models that are named so. Wall milliseconds are a median over blocks
-of steps that the host runs ahead in. Errors are norm-wise against a step of PyTorch in f32 with the same weights: of the result, and of all gradients
+of steps that the host runs ahead in; variants that no compiler has made take turns. Errors are norm-wise against a step of PyTorch in f32 with the same weights: of the result, and of all gradients
 together. Each variant has the device's time of a step and the names of the kernels of attention, which depend on it: transformers leaves a
 causal mask out only where it can read that nothing is masked, which it cannot in what is compiled or captured. A profile names the kernels above 2 % of
 the device's time that are not ours. A variant that fails has a line that says why; what breaks the GPU's context or the process costs the rest of
@@ -38,6 +38,9 @@ from comparison.zoo import MODELS, Model  # noqa: E402
 VARIANTS: dict[str, tuple[dict[str, Any] | None, str]] = {
     "eager": (None, ""),
     "patched": ({}, ""),
+    # The backward pass in the thread that asks for it, not in that of the device.
+    "eager in one thread": (None, "thread"),
+    "patched in one thread": ({}, "thread"),
     "everything": ({"enable": "everything"}, ""),
     # Of causal language models: the error is that of the loss.
     "patched without logits": ({"enable": {"linear_cross_entropy"}}, ""),
@@ -107,6 +110,17 @@ def made(model: Model, tiny: bool, device: str, exact: bool) -> Step:
     return Step(model, module, inputs)
 
 
+def in_one_thread(step: Step) -> Callable[[], None]:
+    """The step without the threads that PyTorch's autograd has for devices."""
+    import torch
+
+    def run() -> None:
+        with torch.autograd.set_multithreading_enabled(False):
+            step()
+
+    return run
+
+
 def captured(step: Step) -> Callable[[], None]:
     """The step as a CUDA graph."""
     import torch
@@ -129,18 +143,20 @@ def distance(found: list[Any], wanted: list[Any]) -> float:
     return (above / below) ** 0.5 if below else above**0.5
 
 
-def milliseconds(run: Callable[[], None], wait: Callable[[], None], seconds: float, steps: int) -> tuple[float, float]:
-    """Median and interquartile range of a step, of blocks of so many."""
-    times: list[float] = []
+def milliseconds(runs: list[Callable[[], None]], wait: Callable[[], None], seconds: float, steps: int) -> list[tuple[float, float]]:
+    """Median and interquartile range of a step of each, of blocks of so many, each for so long. They take turns: a host that others use, too, is slower
+    by a half for seconds on end."""
+    times: list[list[float]] = [[] for _ in runs]
     began = time.perf_counter()
-    while len(times) < 1 + steps or time.perf_counter() - began < seconds:
-        start = time.perf_counter()
-        for _ in range(steps):
-            run()
-        wait()
-        times.append((time.perf_counter() - start) / steps * 1e3)
-    low, _, high = statistics.quantiles(times, n=4)
-    return statistics.median(times), high - low
+    while len(times[0]) < 1 + steps or time.perf_counter() - began < seconds * len(runs):
+        for run, found in zip(runs, times):
+            start = time.perf_counter()
+            for _ in range(steps):
+                run()
+            wait()
+            found.append((time.perf_counter() - start) / steps * 1e3)
+    quarters = [statistics.quantiles(found, n=4) for found in times]
+    return [(statistics.median(found), high - low) for found, (low, _, high) in zip(times, quarters)]
 
 
 def profile(run: Callable[[], None], wait: Callable[[], None]) -> dict[str, Any]:
@@ -201,52 +217,94 @@ def compiled(module: Any, form: str, args: argparse.Namespace) -> Any:
     return torch.compile(module, backend=in_emulator) if args.tiny else torch.compile(module, backend=compiler.backend, options=options)
 
 
-def run_variant(model: Model, variant: str, reference: Any, args: argparse.Namespace) -> dict[str, Any]:
-    """The numbers of a variant."""
+class Variant:
+    """A variant of a model, ready to be timed. `row` is its line of numbers, `run` a step."""
+
+    def __init__(self, model: Model, name: str, reference: Any, args: argparse.Namespace) -> None:
+        import torch
+
+        gpu = not args.tiny
+        ours, form = VARIANTS[name]
+        self.row: dict[str, Any] = {}
+        if gpu:
+            gc.collect()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            others = torch.cuda.memory_allocated()
+        # Kept for graphs, which read its parameters and inputs.
+        self.step = step = made(model, args.tiny, args.device, exact=False)
+        if ours is not None:
+            import warpwright.torch as wt
+            from warpwright.torch._patch import SOURCES
+
+            options = ours | ({"enable": everything()} if ours.get("enable") == "everything" else {})
+            patched = wt.patch(step.module, emulator=not gpu, sources=(*SOURCES, "comparison"), **options)
+            self.row["replaced"] = f"{len(patched.replaced)} of {len(patched.entries)}"
+        if is_compiled(name):
+            torch._dynamo.reset()
+            step.called = compiled(step.module, form, args)
+        began = time.perf_counter()
+        self.run: Callable[[], None] = step
+        if form == "graph" and gpu:
+            self.run = captured(step)
+        elif form == "thread":
+            self.run = in_one_thread(step)
+        # A compiler's graphs are captured in the third.
+        for _ in range(1 if args.tiny else 4 if "+graph" in form else 2):
+            self.run()
+        if gpu:
+            torch.cuda.synchronize()
+            self.row["peak_mb"] = (torch.cuda.max_memory_allocated() - others) / 2**20
+        self.row["first_s"] = time.perf_counter() - began
+        # A loss without logits is the result.
+        alone = step.result.shape != reference[0].shape
+        self.row["error"] = distance([step.loss], reference[1:2]) if alone else distance([step.result], reference[:1])
+        self.row["gradient_error"] = distance(step.gradients(), reference[2:]) if model.training else None
+        if ours is not None and not form:
+            self.row["left"] = patched.left()
+        if form.startswith("backend"):
+            from warpwright.torch.compiler import reports
+
+            self.row["replaced"] = f"{sum(len(report.replaced) for report in reports)} of {sum(len(report.lines) for report in reports)}"
+            self.row["lines"] = sorted({(line.kind, line.about, line.why or "") for report in reports for line in report.lines})
+
+
+def is_compiled(name: str) -> bool:
+    return VARIANTS[name][1].startswith(("compile", "backend"))
+
+
+def run_variants(model: Model, names: list[str], reference: Any, args: argparse.Namespace, write: Callable[[dict[str, Any]], None]) -> None:
+    """The lines of variants that are timed in turns. One that cannot be made has a line that says why."""
     import torch
 
-    gpu = not args.tiny
-    wait = torch.cuda.synchronize if gpu else lambda: None
-    ours, form = VARIANTS[variant]
-    if gpu:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-    step = made(model, args.tiny, args.device, exact=False)
-    row: dict[str, Any] = {}
-    if ours is not None:
-        import warpwright.torch as wt
-        from warpwright.torch._patch import SOURCES
+    wait = (lambda: None) if args.tiny else torch.cuda.synchronize
+    about_model = {"model": model.name, "dtype": model.factors, "training": model.training}
+    ready: dict[str, Variant] = {}
 
-        options = ours | ({"enable": everything()} if ours.get("enable") == "everything" else {})
-        patched = wt.patch(step.module, emulator=not gpu, sources=(*SOURCES, "comparison"), **options)
-        row["replaced"] = f"{len(patched.replaced)} of {len(patched.entries)}"
-    if form.startswith(("compile", "backend")):
-        torch._dynamo.reset()
-        step.called = compiled(step.module, form, args)
-    began = time.perf_counter()
-    run = captured(step) if form == "graph" and gpu else step
-    # A compiler's graphs are captured in the third.
-    for _ in range(1 if args.tiny else 4 if "+graph" in form else 2):
-        run()
-    wait()
-    row["first_s"] = time.perf_counter() - began
-    # A loss without logits is the result.
-    alone = step.result.shape != reference[0].shape
-    row["error"] = distance([step.loss], reference[1:2]) if alone else distance([step.result], reference[:1])
-    row["gradient_error"] = distance(step.gradients(), reference[2:]) if model.training else None
-    if ours is not None and not form:
-        row["left"] = patched.left()
-    if form.startswith("backend"):
-        from warpwright.torch.compiler import reports
+    def failed(variants: list[str], error: Exception) -> None:
+        lines = str(error).splitlines() or [""]
+        for name in variants:
+            write(about_model | {"variant": name, "failed": f"{type(error).__name__}: {lines[0][:300]}"})
 
-        row["replaced"] = f"{sum(len(report.replaced) for report in reports)} of {sum(len(report.lines) for report in reports)}"
-        row["lines"] = sorted({(line.kind, line.about, line.why or "") for report in reports for line in report.lines})
-    row["ms"], row["spread_ms"] = milliseconds(run, wait, args.seconds, 1 if args.tiny else STEPS)
-    if gpu:
-        row["peak_mb"] = torch.cuda.max_memory_allocated() / 2**20
-        seen = profile(run, wait)
-        row["profile"] = seen if variant in args.profile else {key: value for key, value in seen.items() if key != "others"}
-    return row
+    for name in names:
+        try:
+            ready[name] = Variant(model, name, reference, args)
+        except Exception as e:
+            failed([name], e)
+    if not ready:
+        return
+    try:
+        times = milliseconds([variant.run for variant in ready.values()], wait, args.seconds, 1 if args.tiny else STEPS)
+        for variant, (median, spread) in zip(ready.values(), times):
+            variant.row |= {"ms": median, "spread_ms": spread}
+        # The profiler slows down what comes after it, so it is last.
+        for name, variant in ready.items():
+            if not args.tiny:
+                seen = profile(variant.run, wait)
+                variant.row["profile"] = seen if name in args.profile else {key: value for key, value in seen.items() if key != "others"}
+            write(about_model | {"variant": name} | variant.row)
+    except Exception as e:
+        failed(list(ready), e)
 
 
 def run_model(model: Model, args: argparse.Namespace, write: Callable[[dict[str, Any]], None]) -> None:
@@ -258,14 +316,10 @@ def run_model(model: Model, args: argparse.Namespace, write: Callable[[dict[str,
     # Beside what is measured it takes no memory of the GPU.
     reference = [t.cpu() for t in (step.result, step.loss, *step.gradients())]
     del step
-    for variant in args.variants:
-        head = {"model": model.name, "dtype": model.factors, "training": model.training, "variant": variant}
-        try:
-            write(head | run_variant(model, variant, reference, args))
-        except Exception as e:  # One that fails says so, and the others go on.
-            lines = str(e).splitlines() or [""]
-            write(head | {"failed": f"{type(e).__name__}: {lines[0][:300]}"})
-            del e
+    # What a compiler makes is forgotten before it makes the next.
+    alone = [[name] for name in args.variants if is_compiled(name)]
+    for names in [[name for name in args.variants if not is_compiled(name)], *alone]:
+        run_variants(model, names, reference, args, write)
         gc.collect()
         if not args.tiny:
             # A context that is broken raises an error here, and the process ends.
@@ -285,7 +339,7 @@ def shown(row: dict[str, Any]) -> str:
 
 
 def work(args: argparse.Namespace) -> None:
-    """Runs models, each line of JSON on the standard output."""
+    """Runs a model, each line of JSON on the standard output."""
     lab = about((*PACKAGES, *LIBRARIES)) if not args.tiny else {"gpu": "CPU", "driver": "", "versions": {}}
     made_by = {**lab, "commit": args.commit, "date": datetime.date.today().isoformat()}
 
@@ -296,36 +350,25 @@ def work(args: argparse.Namespace) -> None:
         import torch
 
         torch.set_num_threads(1)
-    for at in args.worker.split(","):
-        print(f"\x1dbegins {at}", flush=True)
-        try:
-            run_model(MODELS[int(at)], args, write)
-        except Exception as e:
-            write({"model": MODELS[int(at)].name, "dtype": MODELS[int(at)].factors, "variant": "-", "failed": f"{type(e).__name__}: {str(e)[:300]}"})
-            if not args.tiny:
-                import torch
-
-                # In a broken context this ends the process.
-                torch.cuda.synchronize()
+    model = MODELS[int(args.worker)]
+    try:
+        run_model(model, args, write)
+    except Exception as e:
+        write({"model": model.name, "dtype": model.factors, "variant": "-", "failed": f"{type(e).__name__}: {str(e)[:300]}"})
 
 
 def in_processes(chosen: list[int], args: argparse.Namespace, take: Callable[[dict[str, Any]], None]) -> None:
-    """Runs models in a process of their own, and those that are left in another one if it dies."""
-    while chosen:
-        command = [sys.executable, __file__, "--worker", ",".join(map(str, chosen)), "--variants", ",".join(args.variants)]
+    """Runs each model in a process of its own, which it may break, and in which nothing has been profiled before."""
+    for at in chosen:
+        command = [sys.executable, __file__, "--worker", str(at), "--variants", ",".join(args.variants)]
         command += ["--seconds", str(args.seconds), "--profile", ",".join(args.profile), "--commit", args.commit, "--device", args.device]
         command += ["--enable", ",".join(args.enable), "--disable", ",".join(args.disable)]
         process = subprocess.Popen(command + (["--tiny"] if args.tiny else []), stdout=subprocess.PIPE, text=True)
-        at = chosen[0]
         for line in process.stdout or ():
-            if line.startswith("\x1dbegins "):
-                at = int(line.split()[1])
-            elif line.startswith("\x1e"):
+            if line.startswith("\x1e"):
                 take(json.loads(line[1:]))
-        if process.wait() == 0:
-            return
-        take({"model": MODELS[at].name, "dtype": MODELS[at].factors, "variant": "-", "failed": f"the process ended with {process.returncode}"})
-        chosen = chosen[chosen.index(at) + 1 :]
+        if process.wait() != 0:
+            take({"model": MODELS[at].name, "dtype": MODELS[at].factors, "variant": "-", "failed": f"the process ended with {process.returncode}"})
 
 
 def main() -> int:
