@@ -389,7 +389,7 @@ def test_what_is_left_alone_is_reported():
         "own": Own(8), "named": Named(8), "bound": layer, "relu": nn.ReLU(), "inplace": nn.SiLU(inplace=True),
         "groups": nn.Conv2d(8, 8, 3, groups=2), "loss": nn.CrossEntropyLoss(weight=torch.ones(3)), "bag": nn.EmbeddingBag(3, 4),
         "renormed": nn.Embedding(3, 4, max_norm=1.0), "sparse": nn.Embedding(3, 4, sparse=True),
-        "low": nn.Linear(8, 16, dtype=torch.bfloat16), "odd": nn.Linear(8, 15, dtype=torch.bfloat16),
+        "low": nn.Linear(8, 16, bias=False, dtype=torch.bfloat16), "odd": nn.Linear(8, 15, dtype=torch.bfloat16),
     })
     patched = wt.patch(model)
     assert {entry.name for entry in patched.replaced} == {"named", "odd"}
@@ -406,6 +406,46 @@ def test_what_is_left_alone_is_reported():
     chosen = wt.patch(model, enable={"relu", "ReLU", "conv"} - {"relu"}, disable={"LayerNorm"})
     assert {entry.name for entry in chosen.replaced} == {"relu", "groups", "odd"}
     chosen.undo()
+
+
+@pytest.mark.parametrize("shape", [(8,), (33, 8), (2, 5, 8), (0, 8)])
+def test_biases_have_gradients_of_ours_where_products_are_left(shape):
+    torch.manual_seed(3)
+    ours, theirs = (nn.Linear(8, 16, dtype=torch.bfloat16) for _ in range(2))
+    ours.load_state_dict(theirs.state_dict())
+    exact = nn.Linear(8, 16).double()
+    exact.load_state_dict(theirs.state_dict())
+    # Where no graph is captured it is asked for.
+    patched = wt.patch(ours, emulator=True, enable={"linear_bias"})
+    x = torch.randn(shape, dtype=torch.bfloat16)
+    factors = torch.randn((*shape[:-1], 16), dtype=torch.bfloat16)
+    inputs = [x.clone().requires_grad_() for _ in range(3)]
+    inputs[2] = x.double().requires_grad_()
+    results = [module(one) for module, one in zip((ours, theirs, exact), inputs)]
+    for y in results:
+        (y * factors.to(y.dtype)).sum().backward()
+    assert torch.equal(results[0], results[1]) and torch.equal(inputs[0].grad, inputs[1].grad)
+    assert torch.equal(ours.weight.grad, theirs.weight.grad)
+    assert ours.bias.grad.dtype == torch.bfloat16
+    torch.testing.assert_close(ours.bias.grad.double(), exact.bias.grad, rtol=2**-8, atol=1e-6)
+    assert [entry.kind for entry in patched.replaced] == ["linear_bias"] and patched.replaced[0].replacement.ran == 1
+    with torch.no_grad():
+        assert torch.equal(ours(x), theirs(x))
+    for copied in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+        assert type(copied) is type(ours) and torch.equal(copied(x), theirs(x))
+    patched.undo()
+    assert type(ours) is nn.Linear
+
+
+def test_bias_gradients_are_left_without_a_graph():
+    model, x = nn.Sequential(nn.Linear(8, 16, dtype=torch.bfloat16), nn.Linear(16, 8)), torch.randn(3, 8, dtype=torch.bfloat16)
+    with wt.patch(model, emulator=True) as patched:
+        assert [entry.kind for entry in patched.replaced] == ["linear_bias", "linear"]
+        model[0](x).sum().backward()
+        assert patched.replaced[0].replacement.ran == 0 and patched.left() == {}
+        assert torch.equal(model[0].bias.grad, torch.full((16,), 3.0, dtype=torch.bfloat16))
+    with wt.patch(model, disable={"linear_bias"}) as patched:
+        assert [entry.kind for entry in patched.replaced] == ["linear"] and not model[1]._warpwright.bias
 
 
 def test_embeddings_in_training():

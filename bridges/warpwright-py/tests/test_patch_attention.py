@@ -94,6 +94,22 @@ def test_attention_of_one_product_in_transformers(packed):
     assert len(packed) == 1
 
 
+def test_biases_in_front_of_attention_of_one_product(packed):
+    """The gradient of queries, keys and values goes through the sum of ours to the bias, and on."""
+    torch.manual_seed(5)
+    ids, found = torch.randint(1, 23, (2, 6)), {}
+    model = gpt2()
+    for kinds in ((), ("linear_bias",)):
+        with wt.patch(model, emulator=True, enable=kinds):
+            model.zero_grad()
+            model(ids).logits.square().sum().backward()
+        found[kinds] = {name: parameter.grad for name, parameter in model.named_parameters()}
+    ours, theirs = found["linear_bias",], found[()]
+    assert len(packed) == 2 and all(grad is not None for grad in ours.values())
+    for name, grad in theirs.items():
+        torch.testing.assert_close(ours[name], grad, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_self_attention_of_pytorch(packed, batch_first):
     torch.manual_seed(5)

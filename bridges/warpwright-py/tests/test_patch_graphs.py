@@ -152,3 +152,37 @@ def test_models_with_caches_are_not_captured():
             for _ in range(6):
                 model(ids, use_cache=False)
         assert "3 replayed, 3 without a graph: captured" in patched.report()
+
+
+@CUDA
+@pytest.mark.parametrize("autocast", [False, True])
+def test_bias_gradients_in_graphs_of_training_steps(autocast):
+    torch.manual_seed(3)
+    dtype = torch.float32 if autocast else torch.bfloat16
+    model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)).to("cuda", dtype)
+    twin = copy.deepcopy(model)
+    x = torch.randn(512, 64, device="cuda", dtype=dtype)
+
+    def step(module):
+        for parameter in module.parameters():
+            parameter.grad = None
+        with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+            loss = module(x).float().square().mean()
+        loss.backward()
+
+    step(twin)
+    with wt.patch(model) as patched:
+        aside = torch.cuda.Stream()
+        with torch.cuda.stream(aside):
+            step(model)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step(model)
+        graph.replay()
+        torch.cuda.synchronize()
+        nodes = [entry.replacement for entry in patched.replaced if entry.kind == "linear_bias"]
+        assert [node.ran for node in nodes] == ([] if autocast else [1, 1])
+    for ours, theirs in zip(model.parameters(), twin.parameters()):
+        assert ours.grad.dtype == dtype
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=2e-2, atol=2e-5)

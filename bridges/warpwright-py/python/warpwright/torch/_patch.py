@@ -18,7 +18,7 @@ from ._replacements import expect_kinds, expect_names, table
 KINDS = tuple(
     sorted(
         {recipe.kind for recipe in RECIPES.values()}
-        | {"attention", "attention_mask", "fused", "linear_cross_entropy", "packed_attention", "rotary_embedding"}
+        | {"attention", "attention_mask", "fused", "linear_bias", "linear_cross_entropy", "packed_attention", "rotary_embedding"}
     )
 )
 _OF_BLOCKS = ("fused", "attention", "attention_mask", "rotary_embedding")
@@ -132,8 +132,8 @@ class _Choice:
         return kind in names or any(base.__name__ in names for base in cls.__mro__)
 
     def replacement(self, cls: type, kind: str) -> Replacement:
-        packed = not self.names(self.disable, cls, "packed_attention")
-        return Replacement(kind, self.emulator, self.strict, self.names(self.enable, cls, kind), packed)
+        packed, bias = (not self.names(self.disable, cls, name) for name in ("packed_attention", "linear_bias"))
+        return Replacement(kind, self.emulator, self.strict, self.names(self.enable, cls, kind), packed, bias)
 
 
 def _own_method(module: Any, recipe: Recipe) -> Optional[str]:
@@ -155,6 +155,20 @@ def _expect_class(name: str, module: Any, ours: type) -> None:
         )
 
 
+def _chosen(module: Any, recipe: Recipe, choice: _Choice) -> Tuple[Recipe, Optional[str]]:
+    """How a module is to be replaced, or a reason why it is not."""
+    cls = type(module)
+    why = _own_method(module, recipe) or recipe.fits(module)
+    if choice.names(choice.disable, cls, recipe.kind):
+        why = "disabled"
+    elif why is None and not choice.names(choice.enable, cls, recipe.kind):
+        why = recipe.rule.module(module)
+        if why is not None and recipe.otherwise is not None:
+            other, refused = _chosen(module, recipe.otherwise, choice)
+            return (other, None) if refused is None else (recipe, why)
+    return recipe, why
+
+
 def _replace(patched: Patched, name: str, module: Any, choice: _Choice) -> None:
     cls = type(module)
     if isinstance(module, Replaced):
@@ -167,11 +181,7 @@ def _replace(patched: Patched, name: str, module: Any, choice: _Choice) -> None:
             why = f"has a forward of its own, not that of {base.__name__}"
             patched.entries.append(Entry(name, cls.__name__, RECIPES[base].kind, why))
         return
-    why = _own_method(module, recipe) or recipe.fits(module)
-    if choice.names(choice.disable, cls, recipe.kind):
-        why = "disabled"
-    elif why is None and not choice.names(choice.enable, cls, recipe.kind):
-        why = recipe.rule.module(module)
+    recipe, why = _chosen(module, recipe, choice)
     if why is not None:
         patched.entries.append(Entry(name, cls.__name__, recipe.kind, why))
         return

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from . import _operators, _rows
 from ._attention import attention, attention_qkvpacked
+from ._linear_bias import addmm, is_idle
 from ._patch_attention import of_views
-from ._patch_modules import FINDERS, Recipe, Replacement, _batch_norm, _unlike
+from ._patch_modules import BIAS, FINDERS, Recipe, Replacement, _batch_norm, _unlike
 from ._patch_rules import RULES, Rule, attention_refusal, attention_rule
 
 # Activations by the class that computes them.
@@ -30,6 +31,7 @@ _ACTIVATIONS: Dict[str, Callable[[Tensor], Tensor]] = {
 # Norms of the channels of an image, by the class that computes them.
 _IMAGE_NORMS = ("torchvision.models.convnext.LayerNorm2d", "timm.layers.norm.LayerNorm2d")
 _LAYER_NORMS = ("timm.layers.norm.LayerNorm",)
+_CONV1D = "transformers.pytorch_utils.Conv1D"
 _BATCH_NORM_ACT = "timm.layers.norm_act.BatchNormAct2d"
 _PROBED = 64
 _EPS = 1e-3
@@ -60,6 +62,11 @@ def _layer_norm(module: Any, x: Tensor) -> Tensor:
 def _image_norm(module: Any, x: Tensor) -> Tensor:
     rows = x.permute(0, 2, 3, 1)
     return _layer_norm(module, rows).permute(0, 3, 1, 2)
+
+
+def _product_of_rows(module: Any, x: Tensor) -> Tensor:
+    """Of GPT-2's `Conv1D`, whose weight lies the other way."""
+    return addmm(module.bias, x.reshape(-1, x.shape[-1]), module.weight).reshape(*x.shape[:-1], module.nf)
 
 
 @functools.lru_cache(maxsize=None)
@@ -95,6 +102,8 @@ def find(cls: Any) -> Optional[Recipe]:
         return _NORM_ACT
     if name in _LAYER_NORMS:
         return _LAYER_NORM
+    if name == _CONV1D:
+        return _PRODUCT_OF_ROWS
     if cls.__module__.split(".")[0] in ("transformers", "diffusers", "timm") and _is_rms_norm(cls):
         return _rms_recipe(cls)
     return None
@@ -136,6 +145,7 @@ def _activation(name: str) -> Recipe:
 
 _LAYER_NORM = Recipe("layer_norm", _layer_norm, rule=Rule(call=_unlike), name="weight")
 _IMAGE_NORM = Recipe("layer_norm", _image_norm, rule=Rule(call=_unlike))
+_PRODUCT_OF_ROWS = Recipe("linear_bias", _product_of_rows, rule=BIAS, idle=is_idle)
 _NORM_ACT = Recipe("batch_norm", lambda module, x: module.act(module.drop(_batch_norm(module, x))))
 FINDERS.append(find)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from .._errors import DeviceError, DtypeError, Error, KernelError, OutOfMemoryError
 from . import nn
 from ._attention import attention_qkvpacked, scaled_dot_product_attention
+from ._linear_bias import is_idle, linear, linear_in_graphs, reason
 from ._patch_rules import RULES, Rule, attention_reason, head_dim_reason
 from ._registry import is_compiling
 
@@ -27,13 +28,15 @@ _FAILURES = (KernelError, OutOfMemoryError)
 @dataclass
 class Replacement:
     """How a module is to be run, and what its calls came to. `left` counts calls by the reason for which PyTorch had them. packed: of
-    attention, whether queries, keys and values that are one tensor are taken so."""
+    attention, whether queries, keys and values that are one tensor are taken so. bias: of linear layers, whether gradients of biases may be
+    summed by ours where PyTorch multiplies."""
 
     kind: str
     emulator: bool = False
     strict: bool = False
     forced: bool = False
     packed: bool = True
+    bias: bool = True
     ran: int = 0
     left: Dict[str, int] = field(default_factory=dict)
 
@@ -81,7 +84,8 @@ class Recipe:
     kind: as users name it. run(module, *arguments): what stands in for `method`. base: a class of ours that has further attributes
     which `run` reads. fits(module): a reason why a module cannot be replaced. rule: where ours loses. name: "weight" of norms of rows that a
     residual can be added in front of. choose(module, *arguments): in place of the rule of a call, one that looks at all of its arguments.
-    seen(module, x): the tensor whose device and dtype decide, by default the first argument.
+    seen(module, x): the tensor whose device and dtype decide, by default the first argument. otherwise: a recipe for what the rule leaves to
+    PyTorch, modules and calls. idle(): whether calls are PyTorch's for now, and counted nowhere.
     """
 
     kind: str
@@ -93,6 +97,8 @@ class Recipe:
     name: str = ""
     choose: Optional[Callable[..., Optional[str]]] = None
     seen: Callable[[Any, Any], Any] = lambda module, x: x
+    otherwise: Optional["Recipe"] = None
+    idle: Optional[Callable[[], bool]] = None
 
 
 class Replaced:
@@ -109,17 +115,26 @@ class Replaced:
 
 
 def _rebuilt(original: type, kind: str, *rest: Any) -> Any:
-    cls = replaced_class(original, recipe_of(original))
+    recipe = recipe_of(original)
+    if recipe is not None and recipe.kind != kind:
+        recipe = recipe.otherwise
+    cls = replaced_class(original, recipe)
     return cls.__new__(cls, *rest)
 
 
 @functools.lru_cache(maxsize=None)
 def replaced_class(original: type, recipe: Recipe) -> type:
     """The class of modules of `original` that are replaced."""
-    theirs, ours, choose = getattr(original, recipe.method), recipe.run, recipe.choose
+    theirs, ours, choose, otherwise = getattr(original, recipe.method), recipe.run, recipe.choose, recipe.otherwise
+    if otherwise is not None and otherwise.rule.call is not None:
+        theirs = _or(otherwise.run, otherwise.rule.call, theirs)
+
+    idle = recipe.idle
 
     @functools.wraps(theirs)
     def method(self: Any, *arguments: Any, **options: Any) -> Any:
+        if idle is not None and idle() and not self._warpwright.forced:
+            return theirs(self, *arguments, **options)
         x = arguments[0] if arguments else next(iter(options.values()))
         rule = recipe.rule.call if choose is None else lambda module, x: choose(module, *arguments, **options)
         return self._warpwright.run(
@@ -131,6 +146,17 @@ def replaced_class(original: type, recipe: Recipe) -> type:
         bases = (Replaced, recipe.base)
     # A representation of the model is as before.
     return type(original.__name__, bases, {recipe.method: method, "_recipe": recipe, "_original": original, "__module__": original.__module__})
+
+
+def _or(ours: Callable[..., Any], rule: Callable[[Any, Tensor], Optional[str]], theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """One of two methods of linear layers, by a rule of what loses."""
+
+    @functools.wraps(theirs)
+    def method(module: Any, input: Tensor) -> Any:  # noqa: A002
+        wanted = module._warpwright.bias and rule(module, input) is None
+        return ours(module, input) if wanted else theirs(module, input)
+
+    return method
 
 
 def _unlike(module: Any, x: Tensor) -> Optional[str]:
@@ -180,6 +206,10 @@ def _softplus(module: Any) -> Optional[str]:
 
 def _loss(module: Any) -> Optional[str]:
     return None if module.weight is None else "weights of classes are not taken"
+
+
+def has_bias(module: Any) -> Optional[str]:
+    return None if module.bias is not None else "has no bias"
 
 
 def _dense(module: Any) -> Optional[str]:
@@ -234,14 +264,14 @@ def _multihead(
         raise ValueError("is_causal=True without a mask is not taken")
     width, heads, dropout = module.embed_dim, module.num_heads, module.dropout if module.training else 0.0
     if attn_mask is None and _is_packed(module, query, key, value):
-        qkv = torch.nn.functional.linear(query, module.in_proj_weight, module.in_proj_bias)
+        qkv = linear_in_graphs(query, module.in_proj_weight, module.in_proj_bias)
         qkv = qkv if module.batch_first else qkv.transpose(0, 1)
         y = attention_qkvpacked(qkv.unflatten(-1, (3, heads, -1)), dropout_p=dropout).flatten(2)
         y = y if module.batch_first else y.transpose(0, 1)
-        return torch.nn.functional.linear(y, module.out_proj.weight, module.out_proj.bias), None
+        return linear_in_graphs(y, module.out_proj.weight, module.out_proj.bias), None
     biases = module.in_proj_bias
     parts = zip((query, key, value), module.in_proj_weight.split(width), (None,) * 3 if biases is None else biases.split(width))
-    projected = [torch.nn.functional.linear(*part) for part in parts]
+    projected = [linear_in_graphs(*part) for part in parts]
     if not module.batch_first:
         projected = [t.transpose(0, 1) for t in projected]
     q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in projected)
@@ -253,7 +283,7 @@ def _multihead(
     y = scaled_dot_product_attention(q, k, v, mask, dropout)
     y = y.transpose(1, 2).flatten(2)
     y = y if module.batch_first else y.transpose(0, 1)
-    return torch.nn.functional.linear(y, module.out_proj.weight, module.out_proj.bias), None
+    return linear_in_graphs(y, module.out_proj.weight, module.out_proj.bias), None
 
 
 def _one_width(module: Any) -> Optional[str]:
@@ -262,6 +292,10 @@ def _one_width(module: Any) -> Optional[str]:
 
 
 _NORM = Rule(call=_unlike)
+BIAS = Rule(call=lambda module, x: reason(module.bias, x))
+_LINEAR_BIAS = Recipe(
+    "linear_bias", lambda module, input: linear(input, module.weight, module.bias), fits=has_bias, rule=BIAS, idle=is_idle
+)
 RECIPES: Dict[type, Recipe] = dict(
     [
         _of("LayerNorm", "layer_norm", own_rule=_NORM, name="weight"),
@@ -282,7 +316,7 @@ RECIPES: Dict[type, Recipe] = dict(
         *(_of(name, "recurrent", base=_Recurrent) for name in ("LSTM", "GRU", "RNN")),
         *(_of(name, "recurrent_cell") for name in ("LSTMCell", "GRUCell", "RNNCell")),
         _of("CrossEntropyLoss", "cross_entropy", fits=_loss),
-        _of("Linear", "linear"),
+        _of("Linear", "linear", otherwise=_LINEAR_BIAS),
         _of("Embedding", "embedding", fits=_dense, seen=lambda module, x: module.weight),
         (
             torch.nn.MultiheadAttention,
