@@ -149,7 +149,9 @@ struct Inner {
 
 /// CUDA devices stay open for the life of the process: a context is expensive to make, and statics are never dropped, so
 /// no call reaches the driver after it has shut down.
-static CUDA_DEVICES: Mutex<Option<HashMap<u32, Device>>> = Mutex::new(None);
+static CUDA_DEVICES: Mutex<Option<HashMap<(u32, u32), Device>>> = Mutex::new(None);
+/// The level of optimization that the driver has by itself, and its highest.
+const HIGHEST_LEVEL: u32 = 4;
 static NEXT_INDEX: AtomicU32 = AtomicU32::new(1);
 static NEXT_EMULATOR: AtomicU32 = AtomicU32::new(0);
 
@@ -194,9 +196,20 @@ impl Device {
     /// # Errors
     /// [`Error::NoDriver`] says why CUDA cannot be used, [`Error::NoSuchDevice`] how many devices there are.
     pub fn cuda(ordinal: u32) -> Result<Self> {
+        Self::cuda_compiling(ordinal, HIGHEST_LEVEL)
+    }
+
+    /// The same GPU with kernels that the driver compiles at a level of optimization from 0 to 4, as its option
+    /// `CU_JIT_OPTIMIZATION_LEVEL` counts them; above, at 4, which is what [`Device::cuda`] has. Below, nothing is kept on disk. This is
+    /// for comparing what the driver's compiler makes of a kernel.
+    ///
+    /// # Errors
+    /// Those of [`Device::cuda`].
+    pub fn cuda_compiling(ordinal: u32, level: u32) -> Result<Self> {
+        let level = level.min(HIGHEST_LEVEL);
         let mut devices = CUDA_DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
         let devices = devices.get_or_insert_default();
-        if let Some(device) = devices.get(&ordinal) {
+        if let Some(device) = devices.get(&(ordinal, level)) {
             return Ok(device.clone());
         }
         let found = discover();
@@ -207,8 +220,10 @@ impl Device {
             let count = u32::try_from(found.devices.len()).unwrap_or(u32::MAX);
             return Err(Error::NoSuchDevice { ordinal, count });
         }
-        let device = Self::over(Arc::new(CudaBackend::open(ordinal)?), DiskCache::from_environment());
-        devices.insert(ordinal, device.clone());
+        let highest = level == HIGHEST_LEVEL;
+        let disk = if highest { DiskCache::from_environment() } else { Err(DiskCacheStatus::Disabled) };
+        let device = Self::over(Arc::new(CudaBackend::open(ordinal, level)?), disk);
+        devices.insert((ordinal, level), device.clone());
         Ok(device)
     }
 

@@ -18,6 +18,7 @@ mod conv;
 mod copy;
 mod cross_entropy;
 mod cumsum;
+pub mod differential;
 mod elementwise;
 mod embedding;
 mod gather_scatter;
@@ -55,7 +56,8 @@ mod topk;
 pub use case::{
     Bench, Case, CaseError, CaseResult, Launches, Placed, Scope, Subject, run_case, run_case_with,
 };
-pub use ptx_run::{PtxCaseError, run_ptx_case};
+pub use differential::RunError;
+pub use ptx_run::run_ptx_case;
 pub use recurrent::recurrent_case;
 use warpwright_ops::{Direction, Entry, catalogue};
 use warpwright_ptx::{DType, Target};

@@ -1,34 +1,19 @@
 //! Runs a [`PtxCase`] on a device.
 
-use warpwright_ptx::text::{self, Diagnostic};
-use warpwright_ptx::{ArgValue, Kernel, KernelError};
-use warpwright_runtime::{Buffer, Device, Error as RuntimeError, LaunchStep};
+use warpwright_ptx::{ArgValue, Kernel, text};
+use warpwright_runtime::{Buffer, Device, LaunchStep};
 
+use crate::differential::RunError;
 use crate::ptx_cases::{POISON, PtxCase};
-
-/// Why a case has no result.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PtxCaseError {
-    /// The text is not PTX.
-    #[error("the text of the case is not PTX: {0:?}")]
-    Parse(Vec<Diagnostic>),
-    /// The module is not valid.
-    #[error(transparent)]
-    Kernel(#[from] KernelError),
-    /// The device refused or failed, or a sanitizer objects.
-    #[error(transparent)]
-    Runtime(#[from] RuntimeError),
-}
 
 /// Runs a case; gives the first numbers that are not as expected.
 ///
 /// # Errors
 /// The text is not valid, or the device fails.
-pub fn run_ptx_case(device: &Device, case: &PtxCase) -> Result<Vec<String>, PtxCaseError> {
+pub fn run_ptx_case(device: &Device, case: &PtxCase) -> Result<Vec<String>, RunError> {
     let parsed = text::parse(&case.ptx);
     if parsed.has_errors() {
-        return Err(PtxCaseError::Parse(parsed.diagnostics));
+        return Err(RunError::Parse(parsed.diagnostics));
     }
     let kernel = Kernel::new(parsed.module)?;
     let mut buffers: Vec<Buffer> = Vec::with_capacity(case.inputs.len() + 1);

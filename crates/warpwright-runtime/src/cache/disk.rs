@@ -30,7 +30,7 @@ pub enum DiskCacheStatus {
         /// The folder.
         directory: PathBuf,
     },
-    /// `WARPWRIGHT_CACHE=0`
+    /// `WARPWRIGHT_CACHE=0`, or a device of [`Device::cuda_compiling`](crate::Device::cuda_compiling).
     Disabled,
     /// The device compiles nothing: it is an emulator.
     NotNeeded,

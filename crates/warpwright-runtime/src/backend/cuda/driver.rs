@@ -462,25 +462,33 @@ pub(super) const fn specific_target(sm: u32) -> u32 {
     0x1_0000 + sm
 }
 
-/// Compiles PTX to machine code for the current context, or for `target`; the compiler's log if it fails.
-pub(super) fn compile(ptx: &CStr, name: &CStr, target: Option<u32>) -> Result<Vec<u8>, (Failure, String)> {
+/// Compiles PTX to machine code for the current context, or for `target`, at a level of optimization from 0 to 4; the compiler's log
+/// if it fails.
+pub(super) fn compile(
+    ptx: &CStr,
+    name: &CStr,
+    target: Option<u32>,
+    level: u32,
+) -> Result<Vec<u8>, (Failure, String)> {
     use sys::CUjit_option_enum::{
-        CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, CU_JIT_TARGET,
-        CU_JIT_TARGET_FROM_CUCONTEXT,
+        CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, CU_JIT_OPTIMIZATION_LEVEL,
+        CU_JIT_TARGET, CU_JIT_TARGET_FROM_CUCONTEXT,
     };
     let mut log = vec![0u8; 16 << 10];
     let which = if target.is_some() { CU_JIT_TARGET } else { CU_JIT_TARGET_FROM_CUCONTEXT };
-    let mut options = [CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, which];
-    let mut values: [*mut c_void; 3] = [
+    let mut options =
+        [CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, which, CU_JIT_OPTIMIZATION_LEVEL];
+    let mut values: [*mut c_void; 4] = [
         log.as_mut_ptr().cast(),
         ptr::without_provenance_mut(log.len()),
         ptr::without_provenance_mut(target.unwrap_or(0) as usize),
+        ptr::without_provenance_mut(level as usize),
     ];
     let mut state: sys::CUlinkState = ptr::null_mut();
-    // SAFETY: options and values are arrays of three; the log they point to outlives the link state, and is read only
+    // SAFETY: options and values are arrays of four; the log they point to outlives the link state, and is read only
     // after the state is destroyed.
     let created = check("cuLinkCreate", unsafe {
-        sys::cuLinkCreate_v2(3, options.as_mut_ptr(), values.as_mut_ptr(), &raw mut state)
+        sys::cuLinkCreate_v2(4, options.as_mut_ptr(), values.as_mut_ptr(), &raw mut state)
     });
     let linked = created.and_then(|()| {
         let linked = link(state, ptx, name);

@@ -175,6 +175,8 @@ pub(crate) struct CudaBackend {
     device: sys::CUdevice,
     /// `CUcontext`, retained.
     context: u64,
+    /// `CU_JIT_OPTIMIZATION_LEVEL` of kernels.
+    level: u32,
     /// `CUmemoryPool` of stream-ordered allocations; `None` where the device has no pools.
     pool: Option<u64>,
     objects: Mutex<Objects>,
@@ -227,8 +229,8 @@ impl Drop for Relaxed {
 }
 
 impl CudaBackend {
-    /// The primary context of a device that [`list_devices`] has shown.
-    pub(crate) fn open(ordinal: u32) -> Result<Self> {
+    /// The primary context of a device that [`list_devices`] has shown, with kernels compiled at a level from 0 to 4.
+    pub(crate) fn open(ordinal: u32, level: u32) -> Result<Self> {
         let version = start_driver().map_err(Error::NoDriver)?;
         let plain = |f: Failure| driver_error(f);
         let device = c_int::try_from(ordinal)
@@ -241,6 +243,7 @@ impl CudaBackend {
             version,
             device,
             context,
+            level,
             pool: None,
             objects: Mutex::default(),
             last_kernel: Mutex::default(),
@@ -359,12 +362,12 @@ impl CudaBackend {
         let nul = || jit("CUDA_ERROR_INVALID_PTX".to_owned(), "the text contains a NUL character".to_owned());
         let text = CString::new(kernel.text()).map_err(|_| nul())?;
         let name = CString::new(kernel.name()).map_err(|_| nul())?;
-        let compiled = driver::compile(&text, &name, None).or_else(|first| {
+        let compiled = driver::compile(&text, &name, None, self.level).or_else(|first| {
             // A driver may take the context for the plain architecture; then the target must be named.
             match kernel.target().variant {
                 TargetVariant::Specific if !is_fault(first.0.code) => {
                     let target = driver::specific_target(kernel.target().sm);
-                    driver::compile(&text, &name, Some(target)).map_err(|_| first)
+                    driver::compile(&text, &name, Some(target), self.level).map_err(|_| first)
                 }
                 _ => Err(first),
             }
