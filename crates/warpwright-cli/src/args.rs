@@ -61,6 +61,8 @@ pub enum Command {
     /// Decide bounds and races of a kernel for all grids and sizes.
     #[command(after_help = PROVE_EXAMPLES)]
     Prove(ProveArgs),
+    /// Hold the emulator and GPUs against one another on random kernels.
+    Fuzz(crate::commands::fuzz::FuzzArgs),
     /// Time primitives against the limits of the device; on the emulator, count instead.
     #[command(after_help = BENCH_EXAMPLES)]
     Bench(BenchArgs),

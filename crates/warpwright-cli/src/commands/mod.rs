@@ -7,6 +7,7 @@ pub mod demo;
 pub mod dequantize;
 pub mod devices;
 pub mod emit;
+pub mod fuzz;
 pub mod inspect;
 pub mod lint;
 pub mod ops;
@@ -41,6 +42,7 @@ pub fn dispatch(command: &Command, console: &mut Console) -> Result<Outcome, Err
         Command::Run(args) => run::run(args, console),
         Command::Lint(args) => lint::run(args, console),
         Command::Prove(args) => prove::run(args, console),
+        Command::Fuzz(args) => fuzz::run(args, console),
         Command::Bench(args) => bench::run(args, console),
     }
 }

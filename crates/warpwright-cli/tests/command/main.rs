@@ -6,6 +6,7 @@ mod commands;
 mod common;
 mod costs;
 mod formats;
+mod fuzz;
 mod gguf;
 mod logging;
 mod outputs;
