@@ -25,6 +25,8 @@ enum Step {
     Cargo { args: &'static [&'static str], env: &'static [(&'static str, &'static str)] },
     /// The Python package as it is released, and its tests.
     Python,
+    /// The types of the Python package.
+    PythonTypes,
     /// The lints of a bridge.
     Bridge(bridges::Bridge),
     /// The packages as they would be published.
@@ -159,6 +161,11 @@ const PARTS: &[Part] = &[
         step: Step::Python,
     },
     Part {
+        name: "python-types",
+        proves: "mypy and pyright accept right uses of the Python package, with PyTorch and JAX, and refuse wrong ones",
+        step: Step::PythonTypes,
+    },
+    Part {
         name: "candle",
         proves: "clippy and rustdoc have nothing to say about the bridge to candle",
         step: Step::Bridge(bridges::CANDLE),
@@ -232,6 +239,7 @@ impl Part {
             }
             Step::Cargo { args, env } => cargo(args, &[&assembler[..], env].concat()),
             Step::Python => python::test(python::Build::Released),
+            Step::PythonTypes => python::check_types(),
             Step::Bridge(bridge) => bridge.lint(),
             Step::OldestRust => package::oldest_rust(),
             Step::Platforms => package::platforms(),

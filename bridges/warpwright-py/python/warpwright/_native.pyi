@@ -19,6 +19,8 @@ class _CudaArray(Protocol):
 _Array = _Dlpack | _CudaArray
 _Arrays = Sequence[_Array | None]
 _A = TypeVar("_A", bound=_Dlpack | _CudaArray)
+# A result whose element type or number of dimensions is not that of the first argument, both of which are part of the types of numpy's arrays.
+_Other = Any
 # A raw handle, or a stream object of torch, cupy or cuda.core.
 _Stream = Any
 # A name as "float32" or "f32", or an object of numpy, torch or jax.
@@ -223,18 +225,18 @@ class _GatedBackward(Protocol):
 class _Quantize(Protocol):
     def __call__(
         self,
-        x: _A,
+        x: _Array,
         group_size: int = 64,
         *,
         order: str = "high_first",
         out: _Arrays | None = None,
         stream: _Stream | None = None,
-    ) -> tuple[_A, _A]: ...
+    ) -> tuple[_Other, _Other]: ...
 
 class _Dequantize(Protocol):
     def __call__(
         self,
-        codes: _A,
+        codes: _Array,
         scales: _Array,
         shape: _Extents | None = None,
         group_size: int = 64,
@@ -243,7 +245,7 @@ class _Dequantize(Protocol):
         order: str = "high_first",
         out: _Array | None = None,
         stream: _Stream | None = None,
-    ) -> _A: ...
+    ) -> _Other: ...
 
 relu: _Unary
 relu_backward: _UnaryBackward
@@ -278,7 +280,7 @@ geglu_backward: _GatedBackward
 geglu_tanh: _Gated
 geglu_tanh_backward: _GatedBackward
 
-def cast(x: _A, dtype: _Dtype, *, out: _Array | None = None, stream: _Stream | None = None) -> _A: ...
+def cast(x: _Array, dtype: _Dtype, *, out: _Array | None = None, stream: _Stream | None = None) -> _Other: ...
 
 quantize_nf4: _Quantize
 dequantize_nf4: _Dequantize
@@ -288,15 +290,15 @@ quantize_int4: _Quantize
 dequantize_int4: _Dequantize
 
 def quantize_int4_asymmetric(
-    x: _A,
+    x: _Array,
     group_size: int = 64,
     *,
     order: str = "high_first",
     out: _Arrays | None = None,
     stream: _Stream | None = None,
-) -> tuple[_A, _A, _A]: ...
+) -> tuple[_Other, _Other, _Other]: ...
 def dequantize_int4_asymmetric(
-    codes: _A,
+    codes: _Array,
     scales: _Array,
     zero_points: _Array,
     shape: _Extents | None = None,
@@ -306,7 +308,7 @@ def dequantize_int4_asymmetric(
     order: str = "high_first",
     out: _Array | None = None,
     stream: _Stream | None = None,
-) -> _A: ...
+) -> _Other: ...
 def matmul_4bit(
     x: _A,
     codes: _Array,
@@ -341,16 +343,16 @@ def matmul_4bit_backward(
     stream: _Stream | None = None,
 ) -> _A: ...
 def quantize_nested(
-    absmax: _A, *, out: _Arrays | None = None, stream: _Stream | None = None
-) -> tuple[_A, _A, _A]: ...
+    absmax: _Array, *, out: _Arrays | None = None, stream: _Stream | None = None
+) -> tuple[_Other, _Other, _Other]: ...
 def dequantize_nested(
-    codes: _A,
+    codes: _Array,
     nested_absmax: _Array,
     offset: _Array,
     *,
     out: _Array | None = None,
     stream: _Stream | None = None,
-) -> _A: ...
+) -> _Other: ...
 
 class _Softmax(Protocol):
     def __call__(
@@ -388,13 +390,13 @@ def matmul(
     stream: _Stream | None = None,
 ) -> _A: ...
 def quantize8(
-    x: _A, format: str = "e4m3", scaling: str = "row", *, stream: _Stream | None = None
-) -> tuple[_A, _A]: ...
+    x: _Array, format: str = "e4m3", scaling: str = "row", *, stream: _Stream | None = None
+) -> tuple[_Other, _Other]: ...
 def quantize_dynamic(
-    x: _A, signed: bool = True, block_size: int = 256, *, stream: _Stream | None = None
-) -> tuple[_A, _A]: ...
+    x: _Array, signed: bool = True, block_size: int = 256, *, stream: _Stream | None = None
+) -> tuple[_Other, _Other]: ...
 def dequantize_dynamic(
-    codes: _A,
+    codes: _Array,
     absmax: _Array,
     dtype: _Dtype,
     signed: bool = True,
@@ -402,18 +404,18 @@ def dequantize_dynamic(
     *,
     out: _Array | None = None,
     stream: _Stream | None = None,
-) -> _A: ...
+) -> _Other: ...
 def dequantize8(
-    codes: _A,
+    codes: _Array,
     scales: _Array,
     dtype: _Dtype,
     scaling: str = "row",
     *,
     out: _Array | None = None,
     stream: _Stream | None = None,
-) -> _A: ...
+) -> _Other: ...
 def scaled_matmul(
-    a: _A,
+    a: _Array,
     b: _Array,
     scale_a: _Array,
     scale_b: _Array,
@@ -426,14 +428,14 @@ def scaled_matmul(
     accumulation: str = "promoted",
     out: _Array | None = None,
     stream: _Stream | None = None,
-) -> _A: ...
+) -> _Other: ...
 def grouped_matmul(
     a: _A, b: _Array, ends: _Array, *, out: _Array | None = None, stream: _Stream | None = None
 ) -> _A: ...
 def grouped_matmul_k(
-    a: _A, b: _Array, ends: _Array, *, out: _Array | None = None, stream: _Stream | None = None
-) -> _A: ...
-def int8_matmul(a: _A, b: _Array, *, out: _Array | None = None, stream: _Stream | None = None) -> _A: ...
+    a: _Array, b: _Array, ends: _Array, *, out: _Array | None = None, stream: _Stream | None = None
+) -> _Other: ...
+def int8_matmul(a: _Array, b: _Array, *, out: _Array | None = None, stream: _Stream | None = None) -> _Other: ...
 
 # A number, or one for each dimension; padding has pairs of them too.
 _Sides = int | Sequence[int | tuple[int, int]]
@@ -461,7 +463,7 @@ class _ConvGradients(_ConvOptions, total=False):
 def conv(x: _A, weight: _Array, bias: _Array | None = None, **options: Unpack[_ConvForward]) -> _A: ...
 def conv_backward(
     x: _Array | Sequence[int], weight: _Array | Sequence[int], dy: _A, **options: Unpack[_ConvGradients]
-) -> tuple[_A | None, _A | None, _A | None]: ...
+) -> tuple[_A | None, _A | None, _Other | None]: ...
 
 class _ImageOptions(TypedDict, total=False):
     channels_last: bool
@@ -490,13 +492,13 @@ class _ResizeOptions(_ImageOptions, total=False):
 class _CausalConvOptions(_ImageOptions, total=False):
     activation: str | None
 
-def max_pool(x: _A, kernel: _Extents, *, argmax: str | None = None, **options: Unpack[_MaxPoolOptions]) -> Any: ...
+def max_pool(x: _Array, kernel: _Extents, *, argmax: str | None = None, **options: Unpack[_MaxPoolOptions]) -> Any: ...
 def max_pool_backward(
     dy: _A, indices: _Array, shape: Sequence[int], kernel: _Extents, **options: Unpack[_MaxPoolOptions]
 ) -> _A: ...
 def avg_pool(x: _A, kernel: _Extents, **options: Unpack[_AvgPoolOptions]) -> _A: ...
 def avg_pool_backward(dy: _A, shape: Sequence[int], kernel: _Extents, **options: Unpack[_AvgPoolOptions]) -> _A: ...
-def adaptive_max_pool(x: _A, output: _Extents, *, argmax: str | None = None, **options: Unpack[_ImageOptions]) -> Any: ...
+def adaptive_max_pool(x: _Array, output: _Extents, *, argmax: str | None = None, **options: Unpack[_ImageOptions]) -> Any: ...
 def adaptive_max_pool_backward(
     dy: _A, indices: _Array, shape: Sequence[int], **options: Unpack[_ImageOptions]
 ) -> _A: ...
@@ -505,7 +507,7 @@ def adaptive_avg_pool_backward(dy: _A, shape: Sequence[int], **options: Unpack[_
 def resize(x: _A, output: _Extents | None = None, **options: Unpack[_ResizeOptions]) -> _A: ...
 def resize_backward(dy: _A, shape: Sequence[int], **options: Unpack[_ResizeOptions]) -> _A: ...
 def causal_conv1d(
-    x: _A,
+    x: _Array,
     weight: _Array,
     bias: _Array | None = None,
     *,
@@ -524,7 +526,7 @@ def causal_conv1d_backward(
     initial_states: _Array | None = None,
     seq_idx: _Array | None = None,
     **options: Unpack[_CausalConvOptions],
-) -> tuple[_A, _A, _A | None, _A | None]: ...
+) -> tuple[_A, _Other, _Other | None, _Other | None]: ...
 def causal_conv1d_update(
     x: _A, states: _Array, weight: _Array, bias: _Array | None = None, **options: Unpack[_CausalConvOptions]
 ) -> _A: ...
@@ -560,7 +562,7 @@ class _AttentionGradients(_AttentionOptions, total=False):
     bias_gradient: bool
     sinks_gradient: bool
 
-def attention(q: _A, k: _Array, v: _Array, **options: Unpack[_AttentionForward]) -> tuple[_A, _A]: ...
+def attention(q: _A, k: _Array, v: _Array, **options: Unpack[_AttentionForward]) -> tuple[_A, _Other]: ...
 def attention_backward(
     q: _A, k: _Array, v: _Array, o: _Array, lse: _Array, dy: _Array, **options: Unpack[_AttentionGradients]
 ) -> tuple[_A, ...]: ...
@@ -589,7 +591,7 @@ class _RnnForward(_RecurrentForward, total=False):
 class _RnnBackward(_RecurrentBackward, total=False):
     nonlinearity: str
 
-_RecurrentGradients = tuple[_A | None, _A | None, _A | None, list[tuple[_A, ...]]]
+_RecurrentGradients = tuple[_A | None, _A | None, _A | None, list[tuple[_Other, ...]]]
 
 def lstm(
     x: _A, weights: _Weights, h0: _Array | None = None, c0: _Array | None = None, **options: Unpack[_RecurrentForward]
@@ -657,18 +659,19 @@ def lstm_cell_backward(
     dh: _Array,
     dc: _Array | None = None,
     **options: Unpack[_CellBackward],
-) -> tuple[_A, _A, _A, tuple[_A, ...]]: ...
-def gru_cell(x: _A, h: _Array, weights: _CellWeights, **options: Unpack[_CellForward]) -> _A | tuple[_A, _A]: ...
+) -> tuple[_A, _A, _A, tuple[_Other, ...]]: ...
+# With training the result is a pair.
+def gru_cell(x: _Array, h: _Array, weights: _CellWeights, **options: Unpack[_CellForward]) -> Any: ...
 def gru_cell_backward(
     x: _A, h: _Array, weights: _CellWeights, reserve: _Array, dh: _Array, **options: Unpack[_CellBackward]
-) -> tuple[_A, _A, tuple[_A, ...]]: ...
-def rnn_cell(x: _A, h: _Array, weights: _CellWeights, **options: Unpack[_RnnCellForward]) -> _A | tuple[_A, _A]: ...
+) -> tuple[_A, _A, tuple[_Other, ...]]: ...
+def rnn_cell(x: _Array, h: _Array, weights: _CellWeights, **options: Unpack[_RnnCellForward]) -> Any: ...
 def rnn_cell_backward(
     x: _A, h: _Array, weights: _CellWeights, reserve: _Array, dh: _Array, **options: Unpack[_RnnCellBackward]
-) -> tuple[_A, _A, tuple[_A, ...]]: ...
+) -> tuple[_A, _A, tuple[_Other, ...]]: ...
 def validate_indices(enabled: bool = True) -> bool: ...
 def cross_entropy(
-    logits: _A,
+    logits: _Array,
     target: _Array,
     *,
     ignore_index: int = -100,
@@ -694,7 +697,7 @@ def cross_entropy_backward(
     stream: _Stream | None = None,
 ) -> _A: ...
 def linear_cross_entropy(
-    x: _A,
+    x: _Array,
     weight: _Array,
     target: _Array,
     bias: _Array | None = None,
@@ -711,7 +714,7 @@ def linear_cross_entropy(
 # With statistics or a residual the result is a tuple.
 
 def layer_norm(
-    x: _A,
+    x: _Array,
     normalized_shape: _Extents,
     weight: _Array | None = None,
     bias: _Array | None = None,
@@ -734,9 +737,9 @@ def layer_norm_backward(
     dz: _Array | None = None,
     out: _Arrays | None = None,
     stream: _Stream | None = None,
-) -> tuple[_A, _A | None, _A | None]: ...
+) -> tuple[_A, _Other | None, _Other | None]: ...
 def rms_norm(
-    x: _A,
+    x: _Array,
     normalized_shape: _Extents,
     weight: _Array | None = None,
     eps: float | None = None,
@@ -756,9 +759,9 @@ def rms_norm_backward(
     dz: _Array | None = None,
     out: _Arrays | None = None,
     stream: _Stream | None = None,
-) -> tuple[_A, _A | None]: ...
+) -> tuple[_A, _Other | None]: ...
 def group_norm(
-    x: _A,
+    x: _Array,
     groups: int,
     weight: _Array | None = None,
     bias: _Array | None = None,
@@ -783,9 +786,9 @@ def group_norm_backward(
     bias_gradient: bool = True,
     out: _Arrays | None = None,
     stream: _Stream | None = None,
-) -> tuple[_A, _A | None, _A | None]: ...
+) -> tuple[_A, _Other | None, _Other | None]: ...
 def instance_norm(
-    x: _A,
+    x: _Array,
     weight: _Array | None = None,
     bias: _Array | None = None,
     eps: float = 1e-5,
@@ -806,9 +809,9 @@ def instance_norm_backward(
     bias_gradient: bool = True,
     out: _Arrays | None = None,
     stream: _Stream | None = None,
-) -> tuple[_A, _A | None, _A | None]: ...
+) -> tuple[_A, _Other | None, _Other | None]: ...
 def batch_norm(
-    x: _A,
+    x: _Array,
     running_mean: _Array | None = None,
     running_var: _Array | None = None,
     weight: _Array | None = None,
@@ -824,7 +827,7 @@ def batch_norm(
     stream: _Stream | None = None,
 ) -> Any: ...
 def batch_norm_backward(
-    x: _A,
+    x: _Array,
     dy: _Array,
     mean: _Array,
     rstd: _Array,
@@ -835,9 +838,9 @@ def batch_norm_backward(
     residual: bool = False,
     out: _Arrays | None = None,
     stream: _Stream | None = None,
-) -> tuple[_A | None, ...]: ...
+) -> tuple[_Other | None, ...]: ...
 def batch_norm_inference_backward(
-    x: _A,
+    x: _Array,
     dy: _Array,
     running_mean: _Array,
     running_var: _Array,
@@ -849,8 +852,8 @@ def batch_norm_inference_backward(
     residual: bool = False,
     out: _Arrays | None = None,
     stream: _Stream | None = None,
-) -> tuple[_A | None, ...]: ...
-def batch_moments(x: _A, *, out: _Array | None = None, stream: _Stream | None = None) -> _A: ...
+) -> tuple[_Other | None, ...]: ...
+def batch_moments(x: _Array, *, out: _Array | None = None, stream: _Stream | None = None) -> _Other: ...
 def batch_norm_merged(
     x: _A,
     moments: _Array,
@@ -865,10 +868,10 @@ def batch_norm_merged(
     residual: _Array | None = None,
     out: _Arrays | None = None,
     stream: _Stream | None = None,
-) -> tuple[_A, _A, _A, _A]: ...
+) -> tuple[_A, _Other, _Other, _Other]: ...
 def batch_norm_sums(
-    x: _A, dy: _Array, mean: _Array, rstd: _Array, *, out: _Array | None = None, stream: _Stream | None = None
-) -> _A: ...
+    x: _Array, dy: _Array, mean: _Array, rstd: _Array, *, out: _Array | None = None, stream: _Stream | None = None
+) -> _Other: ...
 def batch_norm_gradient(
     x: _A,
     dy: _Array,
@@ -911,9 +914,9 @@ class _RotaryOptions(TypedDict, total=False):
     out: _Array | _Arrays | None
     stream: _Stream | None
 
-def rotary_embedding(q: _A, k: _Array | None, cos: _Array, sin: _Array, **options: Unpack[_RotaryOptions]) -> Any: ...
+def rotary_embedding(q: _Array, k: _Array | None, cos: _Array, sin: _Array, **options: Unpack[_RotaryOptions]) -> Any: ...
 def rotary_embedding_backward(
-    dq: _A, dk: _Array | None, cos: _Array, sin: _Array, **options: Unpack[_RotaryOptions]
+    dq: _Array, dk: _Array | None, cos: _Array, sin: _Array, **options: Unpack[_RotaryOptions]
 ) -> Any: ...
 def append_kv_cache(
     k: _A,
@@ -933,9 +936,9 @@ def append_kv_cache(
     out: _Array | None = None,
     stream: _Stream | None = None,
 ) -> _A | None: ...
-def embedding(weight: _A, indices: _Array, *, out: _Array | None = None, stream: _Stream | None = None) -> _A: ...
+def embedding(weight: _Array, indices: _Array, *, out: _Array | None = None, stream: _Stream | None = None) -> _Other: ...
 def embedding_backward(
-    dy: _A,
+    dy: _Array,
     indices: _Array,
     num_embeddings: int,
     *,
@@ -943,7 +946,7 @@ def embedding_backward(
     scale_grad_by_freq: bool = False,
     out: _Array | None = None,
     stream: _Stream | None = None,
-) -> _A: ...
+) -> _Other: ...
 def gather_rows(
     x: _A, index: _Array, factors: _Array | None = None, *, out: _Array | None = None, stream: _Stream | None = None
 ) -> _A: ...
@@ -958,26 +961,26 @@ def scatter_rows(
     stream: _Stream | None = None,
 ) -> _A: ...
 def row_dots(
-    a: _A,
+    a: _Array,
     b: _Array,
     index: _Array,
     *,
     dtype: _Dtype | None = None,
     out: _Array | None = None,
     stream: _Stream | None = None,
-) -> _A: ...
-def topk(x: _A, k: int, *, largest: bool = True, stream: _Stream | None = None) -> tuple[_A, _A]: ...
+) -> _Other: ...
+def topk(x: _A, k: int, *, largest: bool = True, stream: _Stream | None = None) -> tuple[_A, _Other]: ...
 def topk_backward(
     dvalues: _A, index: _Array, n: int, *, out: _Array | None = None, stream: _Stream | None = None
 ) -> _A: ...
 def elementwise(
     expr: str,
-    *arrays: _A,
+    *arrays: _Array,
     scalars: Sequence[float] = (),
     dtype: _Dtype | None = None,
     out: _Array | None = None,
     stream: _Stream | None = None,
-) -> _A: ...
+) -> _Other: ...
 def dropout(
     x: _A, random: _Array, p: float = 0.5, *, out: _Array | None = None, stream: _Stream | None = None
 ) -> _A: ...
@@ -994,10 +997,10 @@ class _SumOptions(_ReduceOptions, total=False):
 
 _Dims = int | Sequence[int] | None
 
-def sum(x: _A, dim: _Dims = None, keepdim: bool = False, **options: Unpack[_SumOptions]) -> _A: ...
-def mean(x: _A, dim: _Dims = None, keepdim: bool = False, **options: Unpack[_SumOptions]) -> _A: ...
-def amax(x: _A, dim: _Dims = None, keepdim: bool = False, **options: Unpack[_ReduceOptions]) -> _A: ...
-def amin(x: _A, dim: _Dims = None, keepdim: bool = False, **options: Unpack[_ReduceOptions]) -> _A: ...
+def sum(x: _Array, dim: _Dims = None, keepdim: bool = False, **options: Unpack[_SumOptions]) -> _Other: ...
+def mean(x: _Array, dim: _Dims = None, keepdim: bool = False, **options: Unpack[_SumOptions]) -> _Other: ...
+def amax(x: _Array, dim: _Dims = None, keepdim: bool = False, **options: Unpack[_ReduceOptions]) -> _Other: ...
+def amin(x: _Array, dim: _Dims = None, keepdim: bool = False, **options: Unpack[_ReduceOptions]) -> _Other: ...
 def cumsum(
     x: _A,
     dim: int = -1,
@@ -1007,8 +1010,8 @@ def cumsum(
     out: _Array | None = None,
     stream: _Stream | None = None,
 ) -> _A: ...
-def argmax(x: _A, dim: int | None = None, keepdim: bool = False, **options: Unpack[_ReduceOptions]) -> _A: ...
-def argmin(x: _A, dim: int | None = None, keepdim: bool = False, **options: Unpack[_ReduceOptions]) -> _A: ...
+def argmax(x: _Array, dim: int | None = None, keepdim: bool = False, **options: Unpack[_ReduceOptions]) -> _Other: ...
+def argmin(x: _Array, dim: int | None = None, keepdim: bool = False, **options: Unpack[_ReduceOptions]) -> _Other: ...
 
 class _StepOptions(TypedDict, total=False):
     masters: Sequence[_Array] | None
@@ -1069,13 +1072,13 @@ def sgd_step(
     **options: Unpack[_SgdOptions],
 ) -> None: ...
 def grad_norm(
-    grads: Sequence[_A], norm_type: float = 2.0, *, out: _Array | None = None, stream: _Stream | None = None
-) -> _A: ...
+    grads: Sequence[_Array], norm_type: float = 2.0, *, out: _Array | None = None, stream: _Stream | None = None
+) -> _Other: ...
 def clip_grad_norm(
-    grads: Sequence[_A],
+    grads: Sequence[_Array],
     max_norm: float,
     norm_type: float = 2.0,
     *,
     out: _Array | None = None,
     stream: _Stream | None = None,
-) -> _A: ...
+) -> _Other: ...
