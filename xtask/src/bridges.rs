@@ -1,5 +1,6 @@
 //! The bridges to candle and burn: formatted, and tested on the CPU. They are a workspace of their own, whose builds go where the others are.
 
+use crate::api;
 use crate::shell::{cargo, target_dir};
 
 /// The manifest of their workspace.
@@ -22,16 +23,22 @@ pub(crate) fn test() -> Result<(), String> {
     build("test", &["--workspace"], &[])
 }
 
+/// The documentation of all of them.
+pub(crate) fn document() -> Result<(), String> {
+    build("doc", &["--workspace", "--no-deps"], &[])
+}
+
 impl Bridge {
     /// Its tests, and the code of its documentation and of the guide's chapter.
     pub(crate) fn test(&self) -> Result<(), String> {
         build("test", &["--package", self.package], &[])
     }
 
-    /// Its lints. Everything that it is made of has to be checked for them once more, so this is not for every change.
+    /// Its lints and its public interface. Everything that it is made of has to be checked for them once more, so this is not for every change.
     pub(crate) fn lint(&self) -> Result<(), String> {
         build("clippy", &["--package", self.package, "--all-targets", "--", "-D", "warnings"], &[])?;
-        build("doc", &["--package", self.package, "--no-deps"], &[("RUSTDOCFLAGS", "-D warnings")])
+        build("doc", &["--package", self.package, "--no-deps"], &[("RUSTDOCFLAGS", "-D warnings")])?;
+        api::of_bridge(*self).check()
     }
 }
 

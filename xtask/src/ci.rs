@@ -1,7 +1,7 @@
 //! The steps of continuous integration, in the order in which mistakes are cheapest to find.
 
 use crate::shell::{self, cargo, target_dir};
-use crate::{bridges, package, ptxas, python, sources, third_party};
+use crate::{api, bridges, package, ptxas, python, sources, third_party};
 
 /// Everything.
 pub(crate) fn run() -> Result<(), String> {
@@ -46,7 +46,8 @@ pub(crate) fn lint() -> Result<(), String> {
         &["clippy", "--manifest-path", python::MANIFEST, "--", "-D", "warnings"],
         &[("CARGO_TARGET_DIR", &*target)],
     )?;
-    cargo(&["doc", "--workspace", "--no-deps"], &[("RUSTDOCFLAGS", "-D warnings")])
+    cargo(&["doc", "--workspace", "--no-deps"], &[("RUSTDOCFLAGS", "-D warnings")])?;
+    api::FACADE.check()
 }
 
 /// What the README's first command does, on the checkpoint that it makes itself.

@@ -1,5 +1,6 @@
 //! The project's task runner: `cargo xtask <task>`.
 
+mod api;
 mod bridges;
 mod ci;
 mod corpus;
@@ -31,6 +32,9 @@ const USAGE: &str = "usage: cargo xtask <task>
   python         install the Python package into target/python and run its tests
   candle         test the bridge to candle on the CPU
   burn           test the bridge to burn
+  api [--write]  compare the public interfaces of the libraries with the lists in docs/api, or write these
+  api --since REV
+                 how the lists differ from those of a revision; fails if anything is gone
   package        put the packages together as they would be published, and compile each from what is in it
   third-party [--check]
                  THIRD-PARTY.md, and target/third-party: bills of materials and texts of licences; or whether the page is up to date. Fails if
@@ -56,6 +60,7 @@ fn main() -> ExitCode {
         (Some("python"), []) => python::test(python::Build::Released),
         (Some("candle"), []) => bridges::CANDLE.test(),
         (Some("burn"), []) => bridges::BURN.test(),
+        (Some("api"), args) => api::run(args),
         (Some("package"), []) => package::check(package::Trial::Compiled),
         (Some("third-party"), []) => third_party::write(),
         (Some("third-party"), [flag]) if flag == "--check" => third_party::check(),

@@ -167,12 +167,12 @@ const PARTS: &[Part] = &[
     },
     Part {
         name: "candle",
-        proves: "clippy and rustdoc have nothing to say about the bridge to candle",
+        proves: "clippy and rustdoc have nothing to say about the bridge to candle, and its public interface is that of the list",
         step: Step::Bridge(bridges::CANDLE),
     },
     Part {
         name: "burn",
-        proves: "clippy and rustdoc have nothing to say about the bridge to burn",
+        proves: "clippy and rustdoc have nothing to say about the bridge to burn, and its public interface is that of the list",
         step: Step::Bridge(bridges::BURN),
     },
     Part {
