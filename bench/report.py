@@ -117,6 +117,28 @@ def table(heading: str, words: str, columns: list[str], lines: list[list[str]]) 
     return ["", f"## {heading}", "", words, "", *head, *("| " + " | ".join(cells) + " |" for cells in lines)]
 
 
+def models(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each model the best time in PyTorch alone and the best with our operators, of one commit: that of the most variants, of such the
+    last one."""
+    runs_of: dict[tuple[Any, ...], dict[str, dict[str, float]]] = {}
+    for r in rows:
+        if r.get("ms"):
+            runs_of.setdefault((r["model"], r["dtype"]), {}).setdefault(r["commit"], {})[r["variant"]] = r["ms"]
+    found = []
+    for (model, dtype), runs in runs_of.items():
+        best = None
+        for times in runs.values():
+            ours = [ms for variant, ms in times.items() if variant.startswith(("patched", "backend"))]
+            others = [ms for variant, ms in times.items() if not variant.startswith(("patched", "backend"))]
+            if ours and others and (best is None or len(times) >= best[0]):
+                best = len(times), min(ours), min(others)
+        if best:
+            _, ours_ms, other_ms = best
+            name = f"{model} {dtype}"
+            found.append({"name": name, "ours_ms": ours_ms, "other_ms": other_ms, "ratio": other_ms / ours_ms})
+    return found
+
+
 def host_times(rows: list[dict[str, Any]]) -> list[str]:
     who = sorted({w for r in rows for w in r["host_us"]}, key=lambda w: (not w.startswith("warpwright"), w))
     where = f"{rows[0]['gpu']}, {rows[0]['date']}" if rows else ""
@@ -202,9 +224,13 @@ def document(rows: list[dict[str, Any]], sections: list[list[str]], pages: list[
         "",
         runs(rows),
         "",
-        "![Time of the best other library over ours](ratios.svg)",
+        "![Time of the best other library over ours, by operation](families.svg)",
         "",
-        "![Fraction of the memory bandwidth of the same run](roofline.svg)",
+        "Every case has a bar in [ratios.svg](ratios.svg) and a point in [roofline.svg](roofline.svg), which shows the fraction of the memory bandwidth of the same run.",
+        "",
+        "![Time of a model in PyTorch over that with our operators](models.svg)",
+        "",
+        "Whole models: [models.md](models.md).",
     ]
     for of_gpu in by_gpu(rows):
         parts += [
@@ -305,6 +331,8 @@ def written(root: Path = ROOT) -> dict[Path, str]:
             raise SystemExit(f"README.md has no {begin} ... {end}")
     return {
         folder / "README.md": document(rows, sections, pages),
+        folder / "families.svg": charts.families(most),
+        folder / "models.svg": charts.models(models(load(data / "models"))),
         folder / "ratios.svg": charts.ratios(most),
         folder / "roofline.svg": charts.roofline(most),
         folder / "featured.svg": charts.ratios(chosen),

@@ -184,11 +184,27 @@ def test_the_page_is_whole(dry_run):
 
 def test_charts_are_xml_and_sorted(dry_run):
     rows = dry_run[1]
-    for chart in (charts.ratios, charts.roofline):
+    for chart in (charts.ratios, charts.roofline, charts.families):
         ET.fromstring(chart(rows))
         ET.fromstring(chart([]))
     ratios = [r["ratio"] for r in charts.compared(rows)]
     assert ratios == sorted(ratios, reverse=True)
+
+
+def test_operations_are_drawn_by_their_means():
+    rows = [{"op": op, "ratio": ratio, "dtype": "f32", "direction": "forward", "case": "c", "other": "x"}
+            for op, ratio in [("relu", 0.5), ("silu", 4.0), ("silu", 1.0)]]
+    words = [text.text for text in ET.fromstring(charts.families(rows)).iter("{http://www.w3.org/2000/svg}text")]
+    assert words.index("silu") < words.index("relu") and {"2.00x  2 cases", "0.50x  1 case"} <= set(words)
+
+
+def test_models_are_compared_within_a_run():
+    times = {"a": {"eager": 9.0, "patched": 5.0, "compile+graphs": 4.0, "patched+graphs": 2.0}, "b": {"eager": 1.0, "backend": 3.0}}
+    rows = [{"model": "m", "dtype": "bf16", "commit": commit, "variant": variant, "ms": ms} for commit, of in times.items() for variant, ms in of.items()]
+    (found,) = report.models([*rows, {"model": "m", "dtype": "bf16", "commit": "a", "variant": "compile", "failed": "no"}])
+    assert found == {"name": "m bf16", "ours_ms": 2.0, "other_ms": 4.0, "ratio": 2.0}
+    assert "2.00x  4.0 to 2.0 ms" in charts.models([found])
+    assert report.models(rows[:1]) == []
 
 
 def test_reports_take_the_newest_row():

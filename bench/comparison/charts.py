@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import html
 import math
-from typing import Any
+from typing import Any, Callable
 
 Row = dict[str, Any]
 
@@ -56,43 +56,76 @@ def name(row: Row) -> str:
 
 def compared(rows: list[Row]) -> list[Row]:
     """The rows that have a competitor, best ratio first."""
-    return sorted((r for r in rows if r.get("ratio")), key=lambda r: (-r["ratio"], name(r)))
+    return sorted((r for r in rows if r.get("ratio")), key=lambda r: (-r["ratio"], r.get("name") or name(r)))
 
 
-def ratios(rows: list[Row], title: str = "Time of the best other library over ours") -> str:
-    """One bar for each row with a competitor, on a logarithmic axis with 1 marked: filled bars are faster than every
-    other library, outlined ones slower."""
-    rows = compared(rows)
-    left, step, top, width = 330, 20, 58, 860
-    right = width - 190
-    height = top + step * max(len(rows), 1) + 40
-    values = [r["ratio"] for r in rows] or [1.0]
-    low = min(0.8, min(values) * 0.97)
-    high = max(1.6, max(values) * 1.05)
-    scale = (right - left) / (math.log(high) - math.log(low))
+# Where charts of ratios have their bars.
+LEFT, RIGHT, TOP, STEP, WIDTH = 330, 670, 58, 20, 860
+
+
+def _ratio_chart(title: str, words: str, values: list[float], lines: int) -> tuple[Callable[[float], float], list[str]]:
+    """Where a ratio is on a logarithmic axis for all the values, and the title, the axis with 1 marked, and its labels over some lines."""
+    low, high = min([0.8, *(v * 0.97 for v in values)]), max([1.6, *(v * 1.05 for v in values)])
+    scale = (RIGHT - LEFT) / (math.log(high) - math.log(low))
 
     def at(ratio: float) -> float:
-        return left + (math.log(ratio) - math.log(low)) * scale
+        return LEFT + (math.log(ratio) - math.log(low)) * scale
 
-    body = [_text(12, 22, title, "title"), _text(12, 40, "Right of the line warpwright is faster.", "quiet")]
-    bottom = top + step * len(rows)
+    body = [_text(12, 22, title, "title"), _text(12, 40, words, "quiet")]
+    bottom = TOP + STEP * lines
     shown: list[float] = []
     for tick in (1.0, 2.0, 5.0, 10.0, 20.0, 0.5, 3.0, 1.5, 0.8, 1.25):
         # A label that would touch another is left out.
         if low <= tick <= high and all(abs(at(tick) - at(t)) > 40 for t in shown):
             shown.append(tick)
             kind = "even" if tick == 1.0 else "grid"
-            body.append(f'<line class="{kind}" x1="{at(tick):.1f}" x2="{at(tick):.1f}" y1="{top - 6}" y2="{bottom}"/>')
+            body.append(f'<line class="{kind}" x1="{at(tick):.1f}" x2="{at(tick):.1f}" y1="{TOP - 6}" y2="{bottom}"/>')
             body.append(_text(at(tick), bottom + 16, f"{tick:g}x", "quiet", "middle"))
-    for i, r in enumerate(rows):
-        y = top + step * i
-        one, end = at(1.0), at(r["ratio"])
-        kind = "faster" if r["ratio"] >= 1 else "slower"
+    return at, body
+
+
+def _bars(title: str, bars: list[tuple[str, float, str]]) -> str:
+    """One bar for each name, ratio and words about it: filled bars are faster than the others, outlined ones slower."""
+    at, body = _ratio_chart(title, "Right of the line warpwright is faster.", [ratio for _, ratio, _ in bars], max(len(bars), 1))
+    for i, (label, ratio, words) in enumerate(bars):
+        y = TOP + STEP * i
+        one, end = at(1.0), at(ratio)
+        kind = "faster" if ratio >= 1 else "slower"
         start, length = min(one, end), max(abs(end - one), 1.0)
-        body.append(_text(left - 8, y + 13, name(r), "", "end"))
+        body.append(_text(LEFT - 8, y + 13, label, "", "end"))
         body.append(f'<rect class="{kind}" x="{start:.1f}" y="{y + 3}" width="{length:.1f}" height="13"/>')
-        body.append(_text(max(one, end) + 6, y + 13, f"{r['ratio']:.2f}x  {r['other']}", "quiet"))
-    return _svg(width, height, title, body)
+        body.append(_text(max(one, end) + 6, y + 13, f"{ratio:.2f}x  {words}", "quiet"))
+    return _svg(WIDTH, TOP + STEP * max(len(bars), 1) + 40, title, body)
+
+
+def ratios(rows: list[Row], title: str = "Time of the best other library over ours") -> str:
+    """One bar for each row with a competitor."""
+    return _bars(title, [(name(r), r["ratio"], r["other"]) for r in compared(rows)])
+
+
+def models(rows: list[Row], title: str = "Time of a model in PyTorch over that with our operators, each at its best") -> str:
+    """One bar for each model that was run in both."""
+    return _bars(title, [(r["name"], r["ratio"], f"{r['other_ms']:.1f} to {r['ours_ms']:.1f} ms") for r in compared(rows)])
+
+
+def families(rows: list[Row], title: str = "Time of the best other library over ours, by operation") -> str:
+    """One line for each operation, from its least ratio to its greatest, with a circle at their geometric mean: filled if that is at least 1."""
+    of_op: dict[str, list[float]] = {}
+    for r in compared(rows):
+        of_op.setdefault(r["op"], []).append(r["ratio"])
+    found = [(math.exp(sum(map(math.log, of)) / len(of)), op, of) for op, of in of_op.items()]
+    found.sort(key=lambda f: (-f[0], f[1]))
+    words = "Right of the line warpwright is faster. Lines go from the least to the greatest case, circles are geometric means."
+    at, body = _ratio_chart(title, words, [ratio for of in of_op.values() for ratio in of], max(len(found), 1))
+    for i, (mean, op, of) in enumerate(found):
+        y = TOP + STEP * i + 10
+        low, high = at(min(of)), at(max(of))
+        body.append(_text(LEFT - 8, y + 4, op, "", "end"))
+        body.append(f'<path class="axis" d="M{low:.1f} {y - 4}v8M{low:.1f} {y}H{high:.1f}M{high:.1f} {y - 4}v8"/>')
+        body.append(f'<circle class="{"faster" if mean >= 1 else "slower"}" cx="{at(mean):.1f}" cy="{y}" r="5"/>')
+        cases = "1 case" if len(of) == 1 else f"{len(of)} cases"
+        body.append(_text(max(high, at(mean) + 5) + 6, y + 4, f"{mean:.2f}x  {cases}", "quiet"))
+    return _svg(WIDTH, TOP + STEP * max(len(found), 1) + 40, title, body)
 
 
 def roofline(rows: list[Row], title: str = "Fraction of the memory bandwidth of the same run") -> str:
