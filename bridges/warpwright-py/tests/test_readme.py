@@ -1,4 +1,4 @@
-"""The Python lines of the READMEs and of the guide to JAX run as they stand, where what they import is here."""
+"""The Python lines of the READMEs and of the guide run as they stand, where what they import is here."""
 
 from __future__ import annotations
 
@@ -15,6 +15,14 @@ BLOCKS = [
     # Blocks that go on from a PTX text which they do not show are held by test_emulator.py.
     if "ptx" not in block
 ]
+# Of the guide to PyTorch those that need no other block, on the CPU as well.
+COMPLETE = [
+    block
+    for block in re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs/guide/src/pytorch.md").read_text(encoding="utf-8"), re.DOTALL
+    )
+    if "import torch\n" in block or "import torch," in block
+]
 
 
 @pytest.mark.parametrize("path, block", BLOCKS, ids=[f"{p}-{i}" for i, (p, _) in enumerate(BLOCKS)])
@@ -28,5 +36,11 @@ def test_block(path, block):
     exec(compile(block, path, "exec"), {})
 
 
+@pytest.mark.parametrize("at", range(len(COMPLETE)))
+def test_block_of_the_guide_to_pytorch(at):
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    exec(compile(COMPLETE[at], "pytorch.md", "exec"), {})
+
+
 def test_there_are_blocks():
-    assert len(BLOCKS) >= 2
+    assert len(BLOCKS) >= 2 and len(COMPLETE) >= 2
