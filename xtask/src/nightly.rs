@@ -177,7 +177,7 @@ const PARTS: &[Part] = &[
     },
     Part {
         name: "package",
-        proves: "each package compiles from nothing but what is published",
+        proves: "each package, of the bridges to candle and burn too, compiles from nothing but what is published",
         step: Step::Packages,
     },
     Part {

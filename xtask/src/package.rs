@@ -1,5 +1,7 @@
 //! The packages as they would be published.
 
+use std::path::{Path, PathBuf};
+
 use serde_json::Value;
 
 use crate::metadata::{Workspace, text};
@@ -18,7 +20,7 @@ pub(crate) enum Trial {
     Compiled,
 }
 
-/// Puts the packages of the workspace together in `target/package`.
+/// Puts the packages of the workspace and of the bridges to candle and burn together in `target/published/package`.
 pub(crate) fn check(trial: Trial) -> Result<(), String> {
     let workspace = Workspace::read("Cargo.toml")?;
     let version = text(workspace.package("warpwright")?, "version");
@@ -44,13 +46,56 @@ pub(crate) fn check(trial: Trial) -> Result<(), String> {
     if !missing.is_empty() {
         return Err(format!("packages that cannot be published:\n  {}", missing.join("\n  ")));
     }
+    if trial == Trial::Compiled {
+        forget_versions()?;
+    }
+    package(trial, &UNPUBLISHED.map(|name| ["--exclude", name]).concat())?;
+    // They resolve only where the library is, which has just been found to be whole: in no registry before it is published.
+    let library = root().join("crates/warpwright");
+    let library = format!("patch.crates-io.warpwright.path={:?}", library.to_string_lossy());
+    package(trial, &["--manifest-path", bridges::MANIFEST, "--config", &library])
+}
+
+/// Forgets what cargo has unpacked and compiled from the registry that it makes of our packages: it takes a version to be what it was when it was first seen.
+fn forget_versions() -> Result<(), String> {
+    let cargo_home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    let sources = cargo_home
+        .or_else(|| Some(std::env::home_dir()?.join(".cargo")))
+        .unwrap_or_default()
+        .join("registry/src");
+    // The folder of such a registry is named by a hash alone, those of others by their host.
+    let registries = entries(&sources).filter(|registry| starts_with(registry, "-"));
+    let unpacked = registries.flat_map(|registry| entries(&registry));
+    let compiled = entries(&folder().join("debug/.fingerprint"));
+    for ours in unpacked.chain(compiled).filter(|entry| starts_with(entry, "warpwright")) {
+        std::fs::remove_dir_all(&ours).map_err(|e| format!("{}: {e}", ours.display()))?;
+    }
+    Ok(())
+}
+
+fn entries(folder: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path())
+}
+
+fn starts_with(path: &Path, start: &str) -> bool {
+    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(start))
+}
+
+/// Where packages are put together, in `package`, and compiled: apart from the other builds, so that nothing else is forgotten.
+fn folder() -> PathBuf {
+    target_dir().join("published")
+}
+
+/// Has cargo put the packages of a workspace together.
+fn package(trial: Trial, of: &[&str]) -> Result<(), String> {
     // Quiet, or each test that is left out is a warning.
-    let mut args = vec!["package", "--quiet", "--workspace", "--allow-dirty"];
-    args.extend(UNPUBLISHED.iter().flat_map(|name| ["--exclude", name]));
+    let mut args = [&["package", "--quiet", "--workspace", "--allow-dirty"], of].concat();
     if trial == Trial::Contents {
         args.push("--no-verify");
     }
-    cargo(&args, &[])
+    let folder = folder();
+    // Nobody runs what is compiled here.
+    cargo(&args, &[("CARGO_TARGET_DIR", &*folder.to_string_lossy()), ("CARGO_PROFILE_DEV_DEBUG", "false")])
 }
 
 /// Compiles the workspace and the Python package with the oldest Rust that they promise, which rustup installs. candle and burn
@@ -93,7 +138,7 @@ pub(crate) fn platforms() -> Result<(), String> {
 /// Everything that a package lacks of what each of ours has.
 fn missing_in(package: &Value, version: &str) -> Result<Vec<String>, String> {
     let mut missing = lacks(package, version);
-    let folder = std::path::Path::new(text(package, "manifest_path")).with_file_name("");
+    let folder = Path::new(text(package, "manifest_path")).with_file_name("");
     for name in ["LICENSE-MIT", "LICENSE-APACHE"] {
         let ours = std::fs::read(root().join(name)).map_err(|e| format!("{name}: {e}"))?;
         if std::fs::read(folder.join(name)).ok() != Some(ours) {
