@@ -50,7 +50,7 @@ pub(crate) fn lint() -> Result<(), String> {
     api::FACADE.check()
 }
 
-/// What the README's first command does, on the checkpoint that it makes itself.
+/// The work of the README's first command, on the checkpoint that it makes itself.
 fn main_job() -> Result<(), String> {
     let folder = target_dir().join("main-job");
     std::fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
