@@ -35,7 +35,7 @@ pub struct Difference {
     pub word: usize,
     /// Its value.
     pub got: u32,
-    /// What it should be.
+    /// The value that it should have.
     pub want: u32,
 }
 

@@ -61,7 +61,7 @@ struct Runner {
     device: Device,
 }
 
-/// What was found about a kernel.
+/// A finding about a kernel.
 struct Found {
     seed: u64,
     runner: String,
@@ -129,7 +129,7 @@ pub fn run(args: &FuzzArgs, console: &mut Console) -> Result<Outcome, Error> {
     Ok(if found.is_empty() { Outcome::Clean } else { Outcome::Findings })
 }
 
-/// What is held against the emulator.
+/// The devices that are held against the emulator.
 fn runners(args: &FuzzArgs, console: &Console) -> Result<Vec<Runner>, Error> {
     let mut runners = vec![Runner { name: "emulator in another order".to_owned(), device: plain() }];
     let gpu = if args.emulator_only { None } else { first_gpu(console) };
@@ -216,12 +216,11 @@ fn keep(folder: &Path, seed: u64, program: &Program, want: Option<Vec<u8>>) -> R
 
 fn say(found: &Found, console: &mut Console) -> Result<(), Error> {
     let Found { seed, runner, what, kept } = found;
-    match what {
-        Wrong::Differs(difference) => {
-            console.line(format_args!("kernel {seed} on {runner}: {difference}"))?
-        }
-        Wrong::Failed(error) => console.line(format_args!("kernel {seed} on {runner}: {error}"))?,
-    }
+    let what = match what {
+        Wrong::Differs(difference) => difference.to_string(),
+        Wrong::Failed(error) => error.clone(),
+    };
+    console.line(format_args!("kernel {seed} on {runner}: {what}"))?;
     if let Some(Kept { kernel, lines, again }) = kept {
         console.line(format_args!("  {lines} lines: {}", Shown(kernel)))?;
         console.line(format_args!("  again: {again}"))?;
@@ -254,7 +253,7 @@ mod tests {
     use crate::args::Cli;
     use crate::commands::dispatch;
 
-    /// What is kept of a kernel, run by the command that is printed, gives what the emulator gave.
+    /// A kernel that is kept, run by the command that is printed, gives what the emulator gave.
     #[test]
     fn a_kernel_that_is_kept_runs_again() {
         let folder = tempfile::tempdir().unwrap();
