@@ -2,7 +2,7 @@
 
 use warpwright::matmul_4bit::{Weight4bit, WeightFormat};
 use warpwright::quantize::{NibbleOrder, Quantized, QuantizedNested, Scheme};
-use warpwright::{DType, Stream, Tensor, dequantize, dequantize_nested};
+use warpwright::{DType, Stream, Tensor, cat, dequantize, dequantize_nested};
 
 use serde::Deserialize;
 
@@ -169,6 +169,60 @@ impl Codes {
             tensor_scale: self.tensor_scale.as_ref(),
             group_index: self.group_index.as_ref(),
         }
+    }
+
+    /// Rows of the matrix.
+    pub(crate) fn outputs(&self) -> usize {
+        self.shape[0]
+    }
+
+    /// One matrix with the rows of all, if their formats, inputs, groups and scales of the whole are the same. Nested scales, whose offsets
+    /// differ, become floats, which are the same numbers in four times the bytes.
+    pub(crate) fn joined(stream: &Stream, all: &[&Self]) -> Result<Option<Self>> {
+        let Some(&first) = all.first() else { return Ok(None) };
+        let mut factors = Vec::new();
+        for codes in all {
+            let factor =
+                codes.tensor_scale.as_ref().map(|scale| scale.to_vec_on::<f32>(stream)).transpose()?;
+            factors.push(factor);
+        }
+        let alike = |(codes, factor): (&&Self, &Option<Vec<f32>>)| {
+            let [n, k] = codes.shape;
+            codes.format == first.format
+                && k == first.shape[1]
+                && codes.group_size == first.group_size
+                && codes.scales.dtype() == first.scales.dtype()
+                && *factor == factors[0]
+                && codes.group_index.is_none()
+                // Groups and bytes of a flat format end with the rows.
+                && (n * k).is_multiple_of(codes.group_size)
+                && (n * k).is_multiple_of(2)
+        };
+        if !all.iter().zip(&factors).all(alike) {
+            return Ok(None);
+        }
+        let codes = cat(stream, &all.iter().map(|codes| &codes.codes).collect::<Vec<_>>(), 0)?;
+        let mut scales = Vec::new();
+        for codes in all {
+            scales.push(match &codes.nested {
+                None => codes.scales.clone_on(stream)?,
+                Some([maxima, offset]) => dequantize_nested(
+                    stream,
+                    &QuantizedNested {
+                        codes: codes.scales.clone_on(stream)?,
+                        nested_absmax: maxima.clone_on(stream)?,
+                        offset: offset.clone_on(stream)?,
+                    },
+                )?,
+            });
+        }
+        let scales = cat(stream, &scales.iter().collect::<Vec<_>>(), 0)?;
+        let points: Vec<&Tensor> = all.iter().filter_map(|codes| codes.zero_points.as_ref()).collect();
+        let rows = all.iter().map(|codes| codes.shape[0]).sum();
+        let mut joined = Self::new(first.format, [rows, first.shape[1]], first.group_size, [codes, scales]);
+        joined.zero_points = (!points.is_empty()).then(|| cat(stream, &points, 0)).transpose()?;
+        joined.tensor_scale = first.tensor_scale.as_ref().map(|scale| scale.clone_on(stream)).transpose()?;
+        Ok(Some(joined))
     }
 
     /// The matrix in floats of `dtype`, of codes of bitsandbytes.

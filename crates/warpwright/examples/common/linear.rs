@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use warpwright::activation::{Activation, activate_in_place};
 use warpwright::matmul::MatmulOptions;
-use warpwright::{DType, Error, Stream, Tensor, matmul, matmul_4bit};
+use warpwright::{DType, Error, Stream, Tensor, TensorRef, cat, matmul, matmul_4bit};
 
 use super::Result;
 use super::checkpoint::Checkpoint;
@@ -16,6 +16,22 @@ pub(crate) enum Weight {
     Floats(Rc<Tensor>),
     /// As the checkpoint stores them.
     Codes(Box<Codes>),
+}
+
+impl Weight {
+    fn floats(&self) -> Option<&Tensor> {
+        match self {
+            Self::Floats(weight) => Some(weight),
+            Self::Codes(_) => None,
+        }
+    }
+
+    fn codes(&self) -> Option<&Codes> {
+        match self {
+            Self::Floats(_) => None,
+            Self::Codes(codes) => Some(codes),
+        }
+    }
 }
 
 /// `y = x weight^T + bias`: `[.., inputs]` to `[.., outputs]`.
@@ -71,6 +87,13 @@ impl Linear {
         }
     }
 
+    fn outputs(&self) -> usize {
+        match &self.weight {
+            Weight::Floats(weight) => weight.shape()[0],
+            Weight::Codes(codes) => codes.outputs(),
+        }
+    }
+
     /// Bytes of the weights, all of which a product of a few rows reads.
     pub(crate) fn bytes(&self) -> u64 {
         let bytes = |x: &Tensor| x.buffer().bytes();
@@ -80,4 +103,92 @@ impl Linear {
         };
         weight + self.bias.as_ref().map_or(0, bytes)
     }
+}
+
+/// Layers of one input, whose results a single product gives where their weights can be put together.
+pub(crate) struct Linears {
+    /// All of them as one, or each.
+    products: Vec<Linear>,
+    /// Outputs of each layer.
+    outputs: Vec<usize>,
+}
+
+/// What [`Linears::forward`] gives: the results of the layers, side by side in one tensor or each in its own.
+pub(crate) struct Outputs<'l> {
+    products: Vec<Tensor>,
+    outputs: &'l [usize],
+}
+
+impl Linears {
+    /// Layers as [`Linear::load`] loads them.
+    pub(crate) fn load(
+        checkpoint: &mut Checkpoint,
+        stream: &Stream,
+        names: &[String],
+        dtype: DType,
+    ) -> Result<Self> {
+        let load = |name: &String| Linear::load(checkpoint, stream, name, dtype);
+        let layers = names.iter().map(load).collect::<Result<Vec<_>>>()?;
+        let outputs = layers.iter().map(Linear::outputs).collect();
+        let products = match joined(stream, &layers)? {
+            Some(all) => vec![all],
+            None => layers,
+        };
+        Ok(Self { products, outputs })
+    }
+
+    /// The results of every layer for `[rows, inputs]`.
+    pub(crate) fn forward(&self, stream: &Stream, x: &Tensor) -> std::result::Result<Outputs<'_>, Error> {
+        let products = self
+            .products
+            .iter()
+            .map(|layer| layer.forward(stream, x))
+            .collect::<std::result::Result<_, _>>()?;
+        Ok(Outputs { products, outputs: &self.outputs })
+    }
+
+    /// Bytes of the weights, all of which a product of a few rows reads.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.products.iter().map(Linear::bytes).sum()
+    }
+}
+
+impl Outputs<'_> {
+    /// The results of layer `layer`, `[1, rows, outputs / dim, dim]`.
+    pub(crate) fn by_heads(&self, layer: usize, dim: usize) -> std::result::Result<TensorRef<'_>, Error> {
+        let (y, before) = match &self.products[..] {
+            [all] => (all, self.outputs[..layer].iter().sum()),
+            each => (&each[layer], 0),
+        };
+        let &[rows, columns] = y.shape() else { unreachable!("rows have two dimensions") };
+        let heads = y.as_ref().reshape(&[1, rows, columns / dim, dim])?;
+        Ok(heads.narrow(2, before / dim, self.outputs[layer] / dim)?)
+    }
+
+    /// The results of layer `layer`, `[rows, outputs]`.
+    pub(crate) fn of(&self, layer: usize) -> std::result::Result<TensorRef<'_>, Error> {
+        Ok(match &self.products[..] {
+            [all] => all.as_ref().narrow(1, self.outputs[..layer].iter().sum(), self.outputs[layer])?,
+            each => each[layer].as_ref(),
+        })
+    }
+}
+
+/// One layer with the outputs of all, unless their weights differ in more than that.
+fn joined(stream: &Stream, layers: &[Linear]) -> Result<Option<Linear>> {
+    let biases: Vec<&Tensor> = layers.iter().filter_map(|layer| layer.bias.as_ref()).collect();
+    if ![0, layers.len()].contains(&biases.len()) {
+        return Ok(None);
+    }
+    let floats: Vec<&Tensor> = layers.iter().filter_map(|layer| layer.weight.floats()).collect();
+    let codes: Vec<&Codes> = layers.iter().filter_map(|layer| layer.weight.codes()).collect();
+    let weight = if floats.len() == layers.len() {
+        Some(Weight::Floats(Rc::new(cat(stream, &floats, 0)?)))
+    } else if codes.len() == layers.len() {
+        Codes::joined(stream, &codes)?.map(|codes| Weight::Codes(Box::new(codes)))
+    } else {
+        None
+    };
+    let bias = (!biases.is_empty()).then(|| cat(stream, &biases, 0)).transpose()?;
+    Ok(weight.map(|weight| Linear { weight, bias }))
 }

@@ -1,7 +1,7 @@
 //! Keys and values of the tokens so far.
 
 use warpwright::attention::Scores;
-use warpwright::kv_cache::{CacheRotary, KvCache, append_kv_cache_rotary_in_place};
+use warpwright::kv_cache::{CacheRotary, KvCache, append_kv_cache_rotary};
 use warpwright::{DType, Error, Stream, Tensor, TensorRef, attention};
 
 /// The keys and values of one layer, `[1, capacity, num_kv_heads, head_dim]`.
@@ -27,7 +27,7 @@ impl Cache {
     pub(crate) fn attend(
         &mut self,
         stream: &Stream,
-        [mut q, k, v]: [Tensor; 3],
+        [q, k, v]: [TensorRef<'_>; 3],
         rotary: CacheRotary<'_>,
         length: TensorRef<'_>,
     ) -> Result<Tensor, Error> {
@@ -35,7 +35,7 @@ impl Cache {
         let scale = self.scale.as_ref().map(Tensor::as_ref);
         let cache =
             KvCache { key_lengths: Some(length), k_scale: scale, v_scale: scale, ..KvCache::new(of_k, of_v) };
-        append_kv_cache_rotary_in_place(stream, q.as_mut(), &k, &v, rotary, cache)?;
+        let q = append_kv_cache_rotary(stream, q, k, v, rotary, cache)?;
         let scores = Scores {
             causal: true,
             key_lengths: Some(length),

@@ -2,7 +2,8 @@
 
 use std::error::Error;
 
-use warpwright::{Graph, Stream, Tensor};
+use warpwright::reduce::{ArgReduceArgs, ArgReduceDesc, ArgReduceFunction};
+use warpwright::{Event, Graph, Operation, Stream, Tensor};
 
 use super::cache::Cache;
 use super::common::Result;
@@ -15,25 +16,36 @@ pub(crate) struct Decoder<'m> {
     caches: Vec<Cache>,
     /// Tokens in the caches.
     length: usize,
-    /// `[1]` in i64: the token of a step.
-    token: Tensor,
+    /// `[1]` in i64: the token of a step. Of steps that choose their successor's each has one and writes the other.
+    tokens: [Tensor; 2],
     /// `[1]` in i32: the tokens up to it.
     of_length: Tensor,
+    /// `[capacity]` in i32: all lengths from 1 on, so that a step has its own without waiting for the host.
+    lengths: Tensor,
     /// The step, and its logits, which each launch overwrites.
     step: Option<(Graph, Tensor)>,
+    /// Steps that choose the likeliest token, from the first of `tokens` to the second and back.
+    choosing: Option<[Graph; 2]>,
+    /// Copies tokens to the host while steps run.
+    reader: Stream,
 }
 
 impl<'m> Decoder<'m> {
     /// float8: whether the caches are of e4m3.
     pub(crate) fn new(stream: &Stream, model: &'m Llama, float8: bool) -> Result<Self> {
+        let token = || Tensor::from_slice_on(stream, &[0i64], &[1]);
+        let lengths: Vec<i32> = (1..=model.capacity() as i32).collect();
         Ok(Self {
             stream: stream.clone(),
             model,
             caches: model.caches(stream, float8)?,
             length: 0,
-            token: Tensor::from_slice_on(stream, &[0i64], &[1])?,
+            tokens: [token()?, token()?],
             of_length: Tensor::from_slice_on(stream, &[0i32], &[1])?,
+            lengths: Tensor::from_slice_on(stream, &lengths, &[lengths.len()])?,
             step: None,
+            choosing: None,
+            reader: stream.device().new_stream()?,
         })
     }
 
@@ -49,29 +61,96 @@ impl<'m> Decoder<'m> {
 
     /// Reads one token; the logits of the next one, which the next step overwrites.
     pub(crate) fn step(&mut self, token: i64) -> Result<&Tensor> {
-        let Self { stream, model, length, token: of_token, of_length, .. } = self;
-        let end = *length + 1;
-        model.check(&[token], end)?;
-        stream.copy_to_device(of_token.buffer_mut(), 0, &token.to_le_bytes())?;
-        stream.copy_to_device(of_length.buffer_mut(), 0, &(end as i32).to_le_bytes())?;
-        *length = end;
+        self.begin(token, 1)?;
         if self.step.is_none() {
-            self.step = Some(self.capture()?);
+            let Self { stream, model, caches, tokens: [token, _], of_length, .. } = self;
+            // Loads the kernels; what it adds to the caches the launches will write again.
+            let mut logits = model.forward(stream, token, of_length, caches)?;
+            let graph = stream.capture(|stream| {
+                logits = model.forward(stream, token, of_length, caches)?;
+                Ok::<_, Box<dyn Error>>(())
+            })?;
+            self.step = Some((graph, logits));
         }
         let Some((graph, logits)) = &self.step else { unreachable!("the step was captured") };
         graph.launch(&self.stream)?;
+        self.length += 1;
         Ok(logits)
     }
 
-    /// The step as a graph, which reads token and length where it is launched, and its logits.
-    fn capture(&mut self) -> Result<(Graph, Tensor)> {
-        let Self { stream, model, caches, token, of_length, .. } = self;
+    /// Reads `token`, then the likeliest one behind it, and so on for up to `count` steps. `take` has each that was chosen, and says whether
+    /// to go on. It is called while the next step runs already, which nothing is left of if it was the last.
+    pub(crate) fn follow(
+        &mut self,
+        token: i64,
+        count: usize,
+        mut take: impl FnMut(i64) -> bool,
+    ) -> Result<()> {
+        if count == 0 {
+            return Ok(());
+        }
+        self.begin(token, count)?;
+        if self.choosing.is_none() {
+            self.choosing = Some(self.capture_choosing()?);
+        }
+        let before = self.length;
+        let mut running = self.launch_choosing(0, before + 1)?;
+        for step in 1..=count {
+            let next = (step < count).then(|| self.launch_choosing(step, before + step + 1)).transpose()?;
+            self.reader.wait(&running)?;
+            let chosen = self.tokens[step % 2].to_vec_on::<i64>(&self.reader)?[0];
+            self.length = before + step;
+            match (take(chosen), next) {
+                (true, Some(next)) => running = next,
+                _ => break,
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the token and the length of the first of `count` steps.
+    fn begin(&mut self, token: i64, count: usize) -> Result<()> {
+        self.model.check(&[token], self.length + count)?;
+        self.stream.copy_to_device(self.tokens[0].buffer_mut(), 0, &token.to_le_bytes())?;
+        self.set_length(self.length + 1)
+    }
+
+    fn set_length(&mut self, length: usize) -> Result<()> {
+        let Self { stream, of_length, lengths, .. } = self;
+        let bytes = of_length.buffer().bytes();
+        Ok(stream.copy(of_length.buffer_mut(), 0, lengths.buffer(), (length as u64 - 1) * bytes, bytes)?)
+    }
+
+    /// Launches step `step`, which makes the text so long.
+    fn launch_choosing(&mut self, step: usize, length: usize) -> Result<Event> {
+        self.set_length(length)?;
+        let Some(graphs) = &self.choosing else { unreachable!("the steps were captured") };
+        graphs[step % 2].launch(&self.stream)?;
+        Ok(self.stream.record()?)
+    }
+
+    /// Steps that read their token and length where they are launched and write the token behind it.
+    fn capture_choosing(&mut self) -> Result<[Graph; 2]> {
+        let Self { stream, model, caches, tokens: [a, b], of_length, .. } = self;
         // Loads the kernels; what it adds to the caches the launches will write again.
-        let mut logits = model.forward(stream, token, of_length, caches)?;
-        let graph = stream.capture(|stream| {
-            logits = model.forward(stream, token, of_length, caches)?;
-            Ok::<_, Box<dyn Error>>(())
-        })?;
-        Ok((graph, logits))
+        let logits = model.forward(stream, a, of_length, caches)?;
+        let plan = ArgReduceDesc {
+            function: ArgReduceFunction::Argmax,
+            dtype: logits.dtype(),
+            outer: 1,
+            n: logits.len(),
+            inner: 1,
+        };
+        let plan = plan.plan(stream.device().target())?;
+        let choose = |stream: &Stream, logits: &Tensor, token: &mut Tensor| -> Result<()> {
+            let mut workspace = plan.workspace(stream)?;
+            let workspace = workspace.as_mut().map(Tensor::as_mut);
+            Ok(plan.launch(stream, ArgReduceArgs { x: logits.as_ref(), index: token.as_mut(), workspace })?)
+        };
+        choose(stream, &logits, b)?;
+        let mut capture = |from: &Tensor, to: &mut Tensor| {
+            stream.capture(|stream| choose(stream, &model.forward(stream, from, of_length, caches)?, to))
+        };
+        Ok([capture(a, b)?, capture(b, a)?])
     }
 }

@@ -3,27 +3,26 @@
 
 use std::rc::Rc;
 
+use warpwright::elementwise::{Expr, map_into};
 use warpwright::embedding::check_indices;
 use warpwright::kv_cache::CacheRotary;
 use warpwright::layer_norm::RowNormOptions;
-use warpwright::{DType, Stream, Tensor, embedding, rms_norm, swiglu};
+use warpwright::{DType, Stream, Tensor, TensorRef, embedding, rms_norm};
 
 use super::cache::Cache;
 use super::common::Result;
 use super::common::checkpoint::Checkpoint;
-use super::common::linear::Linear;
+use super::common::linear::{Linear, Linears};
 use super::config::LlamaConfig;
 
 /// Attention and a gated pair of linear layers, each with a norm before and a residual around it.
 struct Layer {
     input_norm: Tensor,
-    q: Linear,
-    k: Linear,
-    v: Linear,
+    /// Queries, keys and values.
+    qkv: Linears,
     o: Linear,
     post_attention_norm: Tensor,
-    gate: Linear,
-    up: Linear,
+    gate_up: Linears,
     down: Linear,
 }
 
@@ -33,22 +32,21 @@ impl Layer {
         let mut norm = |part| checkpoint.tensor(stream, &name(part), dtype);
         let (input_norm, post_attention_norm) =
             (norm("input_layernorm.weight")?, norm("post_attention_layernorm.weight")?);
-        let mut linear = |part| Linear::load(checkpoint, stream, &name(part), dtype);
+        let qkv = ["q", "k", "v"].map(|part| name(&format!("self_attn.{part}_proj")));
+        let gate_up = ["gate", "up"].map(|part| name(&format!("mlp.{part}_proj")));
         Ok(Self {
             input_norm,
-            q: linear("self_attn.q_proj")?,
-            k: linear("self_attn.k_proj")?,
-            v: linear("self_attn.v_proj")?,
-            o: linear("self_attn.o_proj")?,
+            qkv: Linears::load(checkpoint, stream, &qkv, dtype)?,
+            o: Linear::load(checkpoint, stream, &name("self_attn.o_proj"), dtype)?,
             post_attention_norm,
-            gate: linear("mlp.gate_proj")?,
-            up: linear("mlp.up_proj")?,
-            down: linear("mlp.down_proj")?,
+            gate_up: Linears::load(checkpoint, stream, &gate_up, dtype)?,
+            down: Linear::load(checkpoint, stream, &name("mlp.down_proj"), dtype)?,
         })
     }
 
-    fn linears(&self) -> [&Linear; 7] {
-        [&self.q, &self.k, &self.v, &self.o, &self.gate, &self.up, &self.down]
+    /// Bytes of the weights that a step reads.
+    fn weight_bytes(&self) -> u64 {
+        self.qkv.bytes() + self.o.bytes() + self.gate_up.bytes() + self.down.bytes()
     }
 }
 
@@ -108,10 +106,15 @@ impl Llama {
         &self.config
     }
 
+    /// Tokens of the longest text.
+    pub(crate) fn capacity(&self) -> usize {
+        self.cos.shape()[0]
+    }
+
     /// Whether the model has all of `tokens`, and room for a text of `length` tokens.
     pub(crate) fn check(&self, tokens: &[i64], length: usize) -> Result<()> {
         check_indices(tokens, self.config.vocab_size)?;
-        let capacity = self.cos.shape()[0];
+        let capacity = self.capacity();
         if length > capacity {
             return Err(format!("a text of {length} tokens; the caches have room for {capacity}").into());
         }
@@ -120,14 +123,14 @@ impl Llama {
 
     /// An empty cache of each layer, of e4m3 or of the type of the model.
     pub(crate) fn caches(&self, stream: &Stream, float8: bool) -> Result<Vec<Cache>> {
-        let shape = [self.cos.shape()[0], self.config.kv_heads(), self.config.head_dim()];
+        let shape = [self.capacity(), self.config.kv_heads(), self.config.head_dim()];
         let dtype = if float8 { DType::F8E4M3 } else { self.words.dtype() };
         self.layers.iter().map(|_| Ok(Cache::new(stream, dtype, shape)?)).collect()
     }
 
     /// Bytes of the weights that a step reads.
     pub(crate) fn weight_bytes(&self) -> u64 {
-        self.layers.iter().flat_map(Layer::linears).chain([&self.lm_head]).map(Linear::bytes).sum()
+        self.layers.iter().map(Layer::weight_bytes).sum::<u64>() + self.lm_head.bytes()
     }
 
     /// `x`, and the sum of `x` and `residual`, from whose norm it is.
@@ -154,27 +157,34 @@ impl Llama {
         caches: &mut [Cache],
     ) -> Result<Tensor> {
         let (count, dim) = (tokens.len(), self.config.head_dim());
-        let by_heads = |x: Tensor, heads: usize| x.reshape(&[1, count, heads, dim]);
         let mut sum = None;
         let mut y = embedding(stream, &self.words, tokens)?;
         for (layer, cache) in self.layers.iter().zip(caches) {
             let (x, residual) = self.norm(stream, y, sum.as_ref(), &layer.input_norm)?;
-            let q = by_heads(layer.q.forward(stream, &x)?, self.config.num_attention_heads)?;
-            let k = by_heads(layer.k.forward(stream, &x)?, self.config.kv_heads())?;
-            let v = by_heads(layer.v.forward(stream, &x)?, self.config.kv_heads())?;
+            let qkv = layer.qkv.forward(stream, &x)?;
+            let qkv = [qkv.by_heads(0, dim)?, qkv.by_heads(1, dim)?, qkv.by_heads(2, dim)?];
             let rotary = CacheRotary::new(&self.cos, &self.sin);
-            let seen = cache.attend(stream, [q, k, v], rotary, length.as_ref())?;
+            let seen = cache.attend(stream, qkv, rotary, length.as_ref())?;
             let seen = seen.reshape(&[count, self.config.num_attention_heads * dim])?;
 
             let seen = layer.o.forward(stream, &seen)?;
             let (x, residual) = self.norm(stream, seen, Some(&residual), &layer.post_attention_norm)?;
-            let wide = swiglu(stream, &layer.gate.forward(stream, &x)?, &layer.up.forward(stream, &x)?)?;
+            let gate_up = layer.gate_up.forward(stream, &x)?;
+            let wide = swiglu(stream, gate_up.of(0)?, gate_up.of(1)?)?;
             y = layer.down.forward(stream, &wide)?;
             sum = Some(residual);
         }
         let (x, _) = self.norm(stream, y, sum.as_ref(), &self.norm)?;
         Ok(self.lm_head.forward(stream, &last_row(stream, x)?)?)
     }
+}
+
+/// `silu(gate) up`, of rows that may lie apart.
+fn swiglu(stream: &Stream, gate: TensorRef<'_>, up: TensorRef<'_>) -> Result<Tensor> {
+    let mut y = Tensor::empty_on(stream, gate.dtype(), gate.shape())?;
+    let [x, factor] = Expr::inputs();
+    map_into(stream, vec![gate.into(), up.into()], &[x.silu() * factor], &[], vec![y.as_mut()])?;
+    Ok(y)
 }
 
 /// `[1, width]` of `[rows, width]`.

@@ -8,7 +8,8 @@
 //! temperature of 0, the default, takes the likeliest token.
 //!
 //! The prompt is read in one pass. Then a step a token is one launch of a CUDA graph; in the emulator, which is used where there is no GPU,
-//! the graph is the list of its launches.
+//! the graph is the list of its launches. Where the likeliest token is taken the graph chooses it, and the next step begins before the host
+//! has seen it.
 
 mod cache;
 #[path = "../common/mod.rs"]
@@ -149,22 +150,30 @@ fn run() -> Result<()> {
     let start = Instant::now();
     let mut token = sampler.choose(&stream, &decoder.prefill(&prompt)?)?;
     let prefill = start.elapsed();
-    let (mut tokens, mut steps) = (prompt.clone(), Vec::new());
-    while steps.len() + 1 < arguments.tokens && !model.config().ends(token) {
+    let (mut tokens, mut times) = (prompt.clone(), Vec::new());
+    let mut take = |token| {
         tokens.push(token);
-        let start = Instant::now();
-        token = sampler.choose(&stream, decoder.step(token)?)?;
-        steps.push(start.elapsed().as_secs_f64());
+        times.push(Instant::now());
+        !model.config().ends(token)
+    };
+    let count = if take(token) { arguments.tokens.saturating_sub(1) } else { 0 };
+    if sampler.is_greedy() {
+        decoder.follow(token, count, take)?;
+    } else {
+        for _ in 0..count {
+            token = sampler.choose(&stream, decoder.step(token)?)?;
+            if !take(token) {
+                break;
+            }
+        }
     }
-    tokens.push(token);
     println!("{}", text.of(&tokens)?);
 
     let count = prompt.len();
     println!("\n{}: {count} tokens read in {:.1} ms", stream.device().name(), prefill.as_secs_f64() * 1e3);
     // The first step captures the graph.
-    let steps = steps.get(1..).unwrap_or_default();
-    if !steps.is_empty() {
-        let rate = steps.len() as f64 / steps.iter().sum::<f64>();
+    if let [_, first, .., last] = times[..] {
+        let rate = (times.len() - 2) as f64 / (last - first).as_secs_f64();
         let bytes = model.weight_bytes() as f64;
         print!("{rate:.1} tokens a second; a step reads {:.1} MB of weights", bytes / 1e6);
         match bandwidth(&stream)? {

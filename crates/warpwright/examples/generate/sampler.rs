@@ -22,9 +22,14 @@ impl Sampler {
         Ok(Self { temperature, top_p, random: Random(seed) })
     }
 
+    /// Whether it takes the likeliest token.
+    pub(crate) fn is_greedy(&self) -> bool {
+        self.temperature == 0.0
+    }
+
     /// From logits `[1, vocab_size]`.
     pub(crate) fn choose(&mut self, stream: &Stream, logits: &Tensor) -> Result<i64> {
-        if self.temperature == 0.0 {
+        if self.is_greedy() {
             return Ok(argmax(stream, logits, Some(1), false)?.to_vec_on(stream)?[0]);
         }
         Ok(self.draw(&cast(stream, logits, DType::F32)?.to_vec_on(stream)?))

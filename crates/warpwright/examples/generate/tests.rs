@@ -1,6 +1,6 @@
 //! The numbers are right: the logits of a tiny model are those of the formulas in f64, in the prompt and in every step behind it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use safetensors::{Dtype, SafeTensors};
 use serde_json::json;
@@ -219,6 +219,39 @@ fn tokens_that_the_model_does_not_have_are_refused() -> Result<()> {
     let lacking = Llama::load(&mut checkpoint, &stream, LlamaConfig { num_hidden_layers: 4, ..tiny() }, 4);
     let error = lacking.err().expect("three layers are no four").to_string();
     assert!(error.contains("model.layers.3.input_layernorm.weight"), "{error}");
+    Ok(())
+}
+
+#[test]
+fn steps_that_choose_their_successors_take_the_likeliest() -> Result<()> {
+    let stream = Device::best().new_stream()?;
+    let file = random::checkpoint(&tiny().weights(), Dtype::F32, 7)?;
+    let model = Llama::load(&mut Checkpoint::from_bytes(file)?, &stream, tiny(), 16)?;
+    let mut sampler = Sampler::new(0.0, 1.0, 0)?;
+    let mut decoder = Decoder::new(&stream, &model, false)?;
+    decoder.prefill(&[3, 17])?;
+    let (mut token, mut want) = (5, Vec::new());
+    for _ in 0..14 {
+        token = sampler.choose(&stream, decoder.step(token)?)?;
+        want.push(token);
+    }
+    assert!(want.iter().collect::<HashSet<_>>().len() > 2, "few tokens: {want:?}");
+
+    // In parts, of which the second is stopped while a step runs that nobody wants, and the third goes on before that.
+    let mut decoder = Decoder::new(&stream, &model, false)?;
+    decoder.prefill(&[3, 17])?;
+    let mut got = Vec::new();
+    for (count, stop) in [(4, 4), (6, 3), (7, 7)] {
+        let token = got.last().copied().unwrap_or(5);
+        let end = got.len() + stop;
+        decoder.follow(token, count, |token| {
+            got.push(token);
+            got.len() < end
+        })?;
+    }
+    assert_eq!(got, want);
+    let full = decoder.follow(1, 1, |_| true).expect_err("the caches are full").to_string();
+    assert!(full.contains("a text of 17 tokens"), "{full}");
     Ok(())
 }
 
