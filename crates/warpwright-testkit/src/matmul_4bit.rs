@@ -118,6 +118,9 @@ fn situations(format: WeightFormat, dtype: DType, scope: Scope) -> Vec<Product> 
     all.push(of(11, [50, 192], 64));
     all.push(scaled(of(18, [37, 256], 64), other));
     all.push(of(32, [9, 4608], 256));
+    // Several tiles of a block, with fewer runs than there are warps.
+    all.push(of(1, [4300, 768], 64));
+    all.push(scaled(of(2, [2120, 256], 64), other));
     all.push(Product { special: Special::Scales, ..of(1, [24, 512], 64) });
     all.push(Product { special: Special::X, ..of(3, [24, 576], 64) });
     // One scale for a row, or for all.
@@ -140,8 +143,13 @@ fn situations(format: WeightFormat, dtype: DType, scope: Scope) -> Vec<Product> 
             let k = (config.run() * (config.warps * config.runs + 1) + config.slice()) as usize;
             let slice = config.slice() as usize;
             let n = config.rows() as usize + 5;
-            // Less than a step for all but the layouts that are the first of their kind.
-            let k = if config.col_tiles == 1 && config.warps == 8 { k } else { 5 * slice };
+            let k = match config.col_tiles {
+                // More runs than warps, all of them whole.
+                1 if config.stages > 0 => (config.run() * (config.warps + 1)) as usize,
+                1 if config.warps == 8 => k,
+                // Less than a step for all but the layouts that are the first of their kind.
+                _ => 5 * slice,
+            };
             let product = of(rows, [n, k], slice);
             if suits(&product.desc.weight, slice) {
                 all.push(Product { config: Some(Config::Stream(config)), ..product });

@@ -8,10 +8,14 @@
 //! A byte of codes is looked up in a table of pairs in shared memory, of which each lane has a copy in a bank of its own.
 //!
 //! A block goes through tiles of rows of the weight, its warps through runs of four slices of the common dimension, and loads the
-//! slices of the next run while it multiplies those of the last. Sums of the warps are added in their order.
+//! slices of the next run while it multiplies those of the last, or has them copied to shared memory (`ring`). Sums of the warps are added
+//! in their order.
+
+mod ring;
 
 use warpwright_dsl::prelude::*;
 
+use super::format::ScaleFormat;
 use super::scales::{Groups, Loaded, ScaleArgs, fill_map};
 use super::table::{self, PairTable, TABLE_BYTES};
 use super::tuning::{ATOM_COLS, ATOM_ROWS, SLICES, StreamConfig};
@@ -41,6 +45,13 @@ pub(super) struct Stream {
     pub(super) bias: bool,
     /// Whether sums of parts are stored as they are, in f32, one matrix after the other.
     pub(super) parts: bool,
+}
+
+impl Stream {
+    /// Whether scales multiply numbers, and not sums: those that have groups shorter than a slice.
+    fn scales_numbers(&self) -> bool {
+        self.groups.scales_numbers() || self.groups.scale == ScaleFormat::E8m0 && self.config.words == 2
+    }
 }
 
 /// Codes and scales of a slice, as they were loaded: for each row of a lane.
@@ -90,7 +101,7 @@ struct Block<'k> {
     kernel: Stream,
     decoder: super::scales::Decoder<'k>,
     table: PairTable<'k>,
-    /// Of e4m3 scales, the bytes of a slice's that are the lane's, and the factor of all sums.
+    /// Where scales multiply numbers, the bytes of a slice's that are the lane's; and of e4m3 ones the factor of all sums.
     selector: Option<U32<'k>>,
     tensor_scale: Option<F32<'k>>,
     sums: Ptr<'k, Shared, f32>,
@@ -123,14 +134,15 @@ impl KernelDef for Stream {
 
     fn build<'k>(&self, k: K<'k>, p: StreamParams<'k>) {
         let config = self.config;
-        // Tables, then sums, then x.
+        // Tables, then sums, then stages, then x.
         let at = k.dynamic_shared::<u8>();
         table::fill(k, (self.groups.format, self.dtype), at.cast::<u32>(), config.threads());
         let map = self.groups.is_nested().then(|| at.at(u64::from(TABLE_BYTES)).cast::<f32>());
         map.into_iter().for_each(|map| fill_map(k, map));
-        let sums =
-            at.at(u64::from(config.fixed_bytes(self.groups.is_nested()) - config.sums_bytes())).cast::<f32>();
-        let x = at.at(u64::from(config.fixed_bytes(self.groups.is_nested())));
+        let fixed = config.fixed_bytes(self.groups.is_nested());
+        let ring = at.at(u64::from(fixed - config.ring_bytes()));
+        let sums = at.at(u64::from(fixed - config.ring_bytes() - config.sums_bytes())).cast::<f32>();
+        let x = at.at(u64::from(fixed));
         k.after_previous_grid();
         let begin = k.block_idx_y() * p.part;
         let len = (begin + p.part).min(p.k) - begin;
@@ -149,9 +161,10 @@ impl KernelDef for Stream {
             kernel: *self,
             decoder: self.groups.decoder_with(p.scale, map),
             table: PairTable { k, dtype: self.dtype, copy: at.at(lane << 2) },
-            selector: self.groups.scales_numbers().then(|| {
-                let byte = if config.words == 2 { quad } else { quad >> 1 };
-                (byte * 0x11) | 0x4400
+            selector: self.scales_numbers().then(|| match (self.groups.scale, config.words) {
+                (ScaleFormat::E8m0, _) => (quad >> 1) | 0x4440,
+                (_, 2) => (quad * 0x11) | 0x4400,
+                _ => ((quad >> 1) * 0x11) | 0x4400,
             }),
             tensor_scale: self.groups.tensor_scale(p.scale),
             sums,
@@ -164,7 +177,11 @@ impl KernelDef for Stream {
             runs,
             steps: (runs + (of_step - 1)) / of_step,
         };
-        block.run((begin, len), x);
+        if config.stages > 0 {
+            block.run_staged((begin, len), x, ring);
+        } else {
+            block.run((begin, len), x);
+        }
     }
 }
 

@@ -24,6 +24,8 @@
 //!   `nf4` and exactly for the others, and scales multiply sums of a slice of 64 or 32 elements in f32.
 //! - On sm_90 up to [`MAX_DECODED_ROWS`](tuning::MAX_DECODED_ROWS) rows, of which more than 64 are multiplied by numbers that are scaled and rounded
 //!   to the type of `x`; for a `k` that is a multiple of 256.
+//! - Up to eight rows of bf16 numbers of `mxfp4` are multiplied by their scales, which is exact, where codes come by way of shared memory: for a
+//!   `k` that is a multiple of 256. From 2^128 on such a number is infinite.
 //! - Numbers of `nvfp4` times their e4m3 scales are exact in either type, whatever the number of rows; `tensor_scale` multiplies sums in f32. Before
 //!   that they are up to 2688 times an element of `x` for each term, so that of bf16 they are infinite where `x` is near the end of its range.
 //!

@@ -82,9 +82,11 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
             continue;
         }
         for (i, config) in tuning::configs().into_iter().enumerate() {
-            // Groups of mxfp4 have one slice of one word.
             let has_room = tuning::has_room(config, groups.is_nested(), &DeviceLimits::of(target));
-            if !has_room || format == WeightFormat::Mxfp4 && config.words != 1 {
+            // Groups of mxfp4 have one slice of one word, or are two of a slice of bf16.
+            let halves = config.stages > 0 && dtype == DType::BF16;
+            let sliced = format != WeightFormat::Mxfp4 || config.words == 1 || halves;
+            if !has_room || !sliced || config.stages > 0 && target.sm < tuning::ASYNC_SM {
                 continue;
             }
             for [fine, bias, parts] in ends(format, i == 0) {

@@ -175,6 +175,63 @@ impl<'k> Decoder<'k> {
         }
     }
 
+    /// Loads what there is of the groups of `count` slices of `len` elements from `first` on, a multiple of `count`; `shift` as for
+    /// [`load_slice`](Self::load_slice). Slices with scales of their own are loaded in vectors.
+    pub(super) fn load_slices(
+        &self,
+        first: U32<'k>,
+        (count, len): (u32, u32),
+        shift: Option<U32<'k>>,
+    ) -> Vec<Loaded<'k>> {
+        if self.groups.scale == ScaleFormat::E4m3 {
+            let whole = len / E4M3_GROUP == 4;
+            return if whole {
+                self.load_e4m3_vector(first)
+            } else {
+                (0..count).map(|slice| self.load_e4m3(first, slice, len)).collect()
+            };
+        }
+        if shift.is_some() {
+            return (0..count).map(|slice| self.load_slice(first, slice, shift)).collect();
+        }
+        let p = self.params;
+        let bytes = |of: Ptr<'k, Read, u8>| -> Vec<U32<'k>> {
+            let words = of.at(first).cast::<u32>().load::<u32>(count / 4);
+            words.into_iter().flat_map(|word| (0..4u32).map(move |i| word.permute(0, 0x4440 | i))).collect()
+        };
+        let mut all = vec![Loaded { words: Vec::new(), absmax: Vec::new() }; count as usize];
+        let mut put =
+            |words: Vec<U32<'k>>| all.iter_mut().zip(words).for_each(|(one, word)| one.words.push(word));
+        match self.groups.scale {
+            ScaleFormat::Float(DType::F32) => {
+                let scales =
+                    (0..count / 4).flat_map(|i| p.scales.at(first).at(u64::from(4 * i)).load::<f32>(4));
+                let scales: Vec<F32<'k>> = scales.collect();
+                all.iter_mut().zip(scales).for_each(|(one, scale)| one.absmax.push(scale));
+            }
+            ScaleFormat::Float(_) => {
+                let words = p.scales.cast::<u16>().at(first).cast::<u32>().load::<u32>(count / 2);
+                put(words.into_iter().flat_map(|pair| [pair & 0xffff, pair >> 16]).collect());
+            }
+            ScaleFormat::Nested => {
+                put(bytes(p.scales.cast()));
+                let absmax = p.nested_absmax.at(first / BLOCK as u32).get();
+                all.iter_mut().for_each(|one| one.absmax.push(absmax));
+            }
+            // Two of a slice.
+            ScaleFormat::E8m0 if len == 64 => {
+                let words = p.scales.cast::<u16>().at(first).cast::<u32>().load::<u32>(count / 2);
+                put(words.into_iter().flat_map(|pair| [pair, pair >> 16]).collect());
+            }
+            ScaleFormat::E8m0 | ScaleFormat::E4m3 => put(bytes(p.scales.cast())),
+        }
+        if self.groups.format.has_zero_points() {
+            let words = bytes(p.zero_points);
+            all.iter_mut().zip(words).for_each(|(one, word)| one.words.push(word));
+        }
+        all
+    }
+
     /// Loads the e4m3 scales of slice `slice` of `len` elements behind `first`, of which a word has four or two.
     pub(super) fn load_e4m3(&self, first: U32<'k>, slice: u32, len: u32) -> Loaded<'k> {
         let (scales, behind) = (self.params.scales, u64::from(slice));
@@ -191,14 +248,20 @@ impl<'k> Decoder<'k> {
         words.into_iter().map(|word| Loaded { words: vec![word], absmax: Vec::new() }).collect()
     }
 
-    /// One of the e4m3 scales that were loaded, in both halves of a word of `dtype`: the byte that the last two digits of `selector` name, whose
-    /// others are those of zeros.
+    /// One of the scales of a slice that were loaded, in both halves of a word of `dtype`. Of e4m3 ones it is the byte that the last two digits
+    /// of `selector` name, whose others are those of zeros; of e8m0 ones, which are of bf16 alone, that of the last digit.
     pub(super) fn halves(
         &self,
         loaded: &Loaded<'k>,
         selector: impl Source<'k, u32>,
         dtype: DType,
     ) -> Halves<'k> {
+        if self.groups.scale == ScaleFormat::E8m0 {
+            // The exponent of bf16 is that of the scale, which has no zero and no infinity.
+            let exponent = loaded.words[0].permute(0, selector);
+            let power = exponent.eq(0).select(0x0040_0040, exponent * 0x0080_0080);
+            return Halves::from_word(exponent.eq(255).select(0x7fc0_7fc0, power), dtype);
+        }
         let pair = Halves::from_e4m3(loaded.words[0].permute(0, selector));
         if dtype == DType::F16 {
             return pair;

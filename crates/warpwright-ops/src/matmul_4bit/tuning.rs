@@ -8,6 +8,8 @@ use super::scales::MAP_LEN;
 use super::table::TABLE_BYTES;
 use super::{Matmul4bitDesc, ScaleFormat};
 
+/// Copies to shared memory that no thread waits for exist from here on.
+pub(super) const ASYNC_SM: u32 = 80;
 /// Threads of a block on the ordinary units.
 pub(super) const SIMT_THREADS: u32 = 128;
 /// Rows of `x` that a warp multiplies with a row of the weight.
@@ -24,6 +26,10 @@ pub(super) const ATOM_COLS: u32 = 8;
 /// Slices of the common dimension whose codes are loaded one after the other: a line of 128 bytes of a row where a slice is of 64.
 pub(super) const SLICES: u32 = 4;
 
+/// Bytes of a row in a run that is copied to shared memory, and of all rows of it.
+pub(super) const RING_ROW_BYTES: u32 = 128;
+pub(super) const RUN_BYTES: u32 = ATOM_ROWS * RING_ROW_BYTES;
+
 /// How a block of the streaming kernel is laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StreamConfig {
@@ -39,13 +45,26 @@ pub struct StreamConfig {
     pub runs: u32,
     /// Blocks that must fit a multiprocessor at once.
     pub blocks: u32,
+    /// Runs of a warp that shared memory has room for, 128 bytes of each of 16 rows; 0 if they are loaded to registers.
+    pub stages: u32,
 }
 
 impl StreamConfig {
-    /// Its name: slice, rows of the weight and of `x`, warps, runs and blocks.
+    /// Its name: slice, rows of the weight and of `x`, warps, and runs and blocks or stages.
     pub fn name(self) -> String {
-        let Self { row_tiles, col_tiles, warps, runs, blocks, .. } = self;
-        format!("s{}_n{}_m{}_w{warps}_r{runs}_b{blocks}", self.slice(), 16 * row_tiles, 8 * col_tiles)
+        let Self { row_tiles, col_tiles, warps, runs, blocks, stages, .. } = self;
+        let tile = format!("s{}_n{}_m{}_w{warps}", self.slice(), 16 * row_tiles, 8 * col_tiles);
+        if stages > 0 { format!("{tile}_c{stages}") } else { format!("{tile}_r{runs}_b{blocks}") }
+    }
+
+    /// Slices of a run.
+    pub const fn slices(self) -> u32 {
+        if self.stages > 0 { 2 * RING_ROW_BYTES / self.slice() } else { SLICES }
+    }
+
+    /// Bytes of all stages of all warps.
+    pub(super) const fn ring_bytes(self) -> u32 {
+        self.warps * self.stages * RUN_BYTES
     }
 
     /// Elements of a slice of the common dimension.
@@ -55,7 +74,7 @@ impl StreamConfig {
 
     /// Elements of a run of slices.
     pub const fn run(self) -> u32 {
-        SLICES * self.slice()
+        self.slices() * self.slice()
     }
 
     /// Rows of the weight of a tile.
@@ -83,9 +102,9 @@ impl StreamConfig {
         2 * self.warps * ATOM_COLS * self.sums_pitch() * 4
     }
 
-    /// Bytes of shared memory in front of `x`: tables and sums.
+    /// Bytes of shared memory in front of `x`: tables, sums and stages.
     pub(super) const fn fixed_bytes(self, nested: bool) -> u32 {
-        TABLE_BYTES + if nested { MAP_LEN * 4 } else { 0 } + self.sums_bytes()
+        TABLE_BYTES + if nested { MAP_LEN * 4 } else { 0 } + self.sums_bytes() + self.ring_bytes()
     }
 
     /// Bytes from one row of `x` in shared memory to the next, `len` elements of 16 bits: lanes of two rows do not meet in a bank.
@@ -230,17 +249,25 @@ const LARGE: usize = 1 << 25;
 /// Most rows that the kernel for any alignment multiplies where no other one does; of more the weight is expanded.
 pub const MAX_SIMT_ROWS: usize = SIMT_ROWS as usize;
 
-/// Every configuration that a plan can have: for up to eight rows two small blocks a multiprocessor, where the rows fit twice; from 17 on
-/// sums take the registers of more than eight warps.
+/// Every configuration that a plan can have: for up to eight rows codes come by way of shared memory, where that has room, or two small
+/// blocks share a multiprocessor, where the rows fit twice; from 17 on sums take the registers of more than eight warps.
 pub fn configs() -> Vec<StreamConfig> {
-    let layouts = [(1, 1, 8, 2, 2), (1, 1, 16, 2, 1), (2, 2, 16, 1, 1), (2, 4, 8, 2, 1), (2, 8, 8, 1, 1)];
-    let of = |words, (row_tiles, col_tiles, warps, runs, blocks)| StreamConfig {
+    let layouts = [
+        (1, 1, 16, 1, 1, 3),
+        (1, 1, 8, 2, 2, 0),
+        (1, 1, 16, 2, 1, 0),
+        (2, 2, 16, 1, 1, 0),
+        (2, 4, 8, 2, 1, 0),
+        (2, 8, 8, 1, 1, 0),
+    ];
+    let of = |words, (row_tiles, col_tiles, warps, runs, blocks, stages)| StreamConfig {
         words,
         row_tiles,
         col_tiles,
         warps,
         runs,
         blocks,
+        stages,
     };
     [2, 1].into_iter().flat_map(|words| layouts.map(|layout| of(words, layout))).collect()
 }
@@ -280,17 +307,25 @@ fn stream(desc: &Matmul4bitDesc, target: Target) -> Option<Stream> {
     let limits = DeviceLimits::of(target);
     let fitting = configs().into_iter().filter(|config| suits(desc, target, *config));
     let all = fitting.filter_map(|config| shared_out(desc, config, &limits));
-    // Long vectors are fewer loads, fewer parts less to add; of as many, small blocks begin and end closer to each other.
-    all.min_by_key(|stream| (2 - stream.config.words, stream.parts))
+    // Long vectors are fewer loads, fewer parts less to add; copies of codes are worth a part, and small blocks begin and end closer to each
+    // other.
+    all.min_by_key(|stream| (2 - stream.config.words, stream.parts + u32::from(stream.config.stages == 0)))
 }
 
 /// Whether a kernel multiplies what is described.
 pub(super) fn suits(desc: &Matmul4bitDesc, target: Target, config: StreamConfig) -> bool {
     let atom = MmaAtom::of(desc.dtype).is_some_and(|atom| atom.exists(target));
     let slice = config.slice();
-    let whole = desc.weight.k >= config.run() as usize && desc.weight.k.is_multiple_of(slice as usize);
+    // Runs that are copied are whole.
+    let staged = config.stages > 0;
+    let part = if staged { config.run() } else { slice };
+    let whole = desc.weight.k >= config.run() as usize && desc.weight.k.is_multiple_of(part as usize);
+    let atom = atom && (!staged || target.sm >= ASYNC_SM);
     let cols = desc.m.div_ceil(ATOM_COLS as usize).next_power_of_two();
-    atom && whole && is_sliced(desc, slice) && cols == config.col_tiles as usize
+    // Powers of two that multiply numbers of bf16 may be two of a slice.
+    let halves = staged && desc.weight.scale == ScaleFormat::E8m0 && desc.dtype == DType::BF16;
+    let sliced = is_sliced(desc, if halves { 32 } else { slice });
+    atom && whole && sliced && cols == config.col_tiles as usize
 }
 
 /// Whether there is a product of 16-bit numbers whose scales are of whole slices, or e4m3 ones, of which a slice has several.

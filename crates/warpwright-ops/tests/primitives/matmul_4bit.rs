@@ -78,6 +78,17 @@ fn shapes_have_the_kernels_that_the_module_says() {
     assert!(first(&desc(1, [64, 80], 64), TARGET).contains("_simt_"));
     assert!(first(&desc(1, [64, 63], 64), TARGET).contains("_simt_"));
     assert!(first(&desc(1, [64, 4096], 64), Target::sm(75)).contains("_simt_"));
+    // Up to eight rows: codes by way of shared memory, where runs are whole and x leaves room, of MXFP4 in slices of two groups beside bf16.
+    assert!(first(&desc(1, [64, 4096], 64), TARGET).contains("_s64_n16_m8_w16_c3"));
+    assert!(first(&desc(1, [64, 4096], 32), TARGET).contains("_s32_n16_m8_w16_c3"));
+    assert!(first(&desc(1, [64, 4096 + 64], 64), TARGET).contains("_w8_r2"));
+    assert!(first(&desc(8, [64, 8192], 64), TARGET).ends_with("_c3_parts"));
+    assert!(first(&desc(8, [64, 20_480], 64), TARGET).contains("_w16_r2"));
+    for (dtype, slice) in [(DType::BF16, "_s64_"), (DType::F16, "_s32_")] {
+        let weight = Weight4bitDesc::new(WeightFormat::Mxfp4, [64, 4096], 32);
+        let name = first(&Matmul4bitDesc { dtype, weight, ..desc(1, [64, 4096], 32) }, TARGET);
+        assert!(name.contains(slice) && name.contains("_c3"), "{name}");
+    }
     // Warpgroups: chunks of 256, of large weights from 9 rows on, up to those for which the weight is expanded.
     let large = |m| first(&desc(m, [8192, 8192], 64), TARGET);
     for (m, cols) in [(9, "m32"), (32, "m32"), (64, "m64"), (128, "m128"), (256, "m256"), (3072, "m256")] {

@@ -113,7 +113,7 @@ pub(crate) struct Linears {
     outputs: Vec<usize>,
 }
 
-/// What [`Linears::forward`] gives: the results of the layers, side by side in one tensor or each in its own.
+/// The results of [`Linears::forward`]: those of the layers side by side in one tensor, or each in its own.
 pub(crate) struct Outputs<'l> {
     products: Vec<Tensor>,
     outputs: &'l [usize],
