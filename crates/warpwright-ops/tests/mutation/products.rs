@@ -498,6 +498,7 @@ fn defects_of_persistent_products_are_noticed() {
 }
 
 #[test]
+#[ignore = "nightly: mutation-products"]
 fn defects_of_persistent_products_in_clusters_are_noticed() {
     persistent(DType::F16, true, 128, 2);
 }
