@@ -205,6 +205,9 @@ def test_models_are_compared_within_a_run():
     assert found == {"name": "m bf16", "ours_ms": 2.0, "other_ms": 4.0, "ratio": 2.0}
     assert "2.00x  4.0 to 2.0 ms" in charts.models([found])
     assert report.models(rows[:1]) == []
+    # As many variants without a compiler do not count against those with one.
+    eager = [row | {"commit": "c", "variant": variant} for row, variant in zip(rows, ("eager", "graphs", "patched", "patched+graphs"))]
+    assert report.models([*rows[:4], *eager]) == [found]
 
 
 def test_reports_take_the_newest_row():
