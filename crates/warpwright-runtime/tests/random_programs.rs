@@ -10,7 +10,7 @@ mod random;
 #[path = "../../warpwright-testkit/src/differential.rs"]
 mod differential;
 
-use differential::{difference, plain, reference, run};
+use differential::{check, plain, reference, run};
 use random::program;
 use warpwright_runtime::Device;
 
@@ -47,10 +47,8 @@ fn every_device_computes_the_same() {
             }
         };
         for (name, device) in &devices {
-            let how = format!("seed {seed} ({} x {}) {name}", program.grid, program.block);
-            match run(device, &program) {
-                Ok(got) => wrong.extend(difference(&got, &want).map(|found| format!("{how}: {found}"))),
-                Err(error) => wrong.push(format!("{how}: {error}")),
+            if let Some(found) = check(device, &program, &want) {
+                wrong.push(format!("seed {seed} ({} x {}) {name}: {found}", program.grid, program.block));
             }
         }
     }

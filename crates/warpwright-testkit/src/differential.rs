@@ -1,6 +1,6 @@
 //! Holds devices against one another on random kernels, and cuts those that they disagree on down to what matters.
 //!
-//! What a kernel of [`random`](crate::random) computes is defined by PTX, so that the emulator in any order of warps, and a GPU
+//! PTX defines all that a kernel of [`random`](crate::random) computes, so that the emulator in any order of warps, and a GPU
 //! with machine code of any level of optimization, have to store the same bits.
 
 use std::fmt;
@@ -42,6 +42,24 @@ pub struct Difference {
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "word {} is {:#010x}, not {:#010x}", self.word, self.got, self.want)
+    }
+}
+
+/// How a device fails on a kernel.
+#[derive(Debug)]
+pub enum Wrong {
+    /// It stores something else.
+    Differs(Difference),
+    /// It has no result.
+    Failed(RunError),
+}
+
+impl fmt::Display for Wrong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Differs(difference) => difference.fmt(f),
+            Self::Failed(error) => error.fmt(f),
+        }
     }
 }
 
@@ -134,9 +152,17 @@ pub fn reduce(program: &Program, mut differs: impl FnMut(&Program) -> bool) -> P
     smallest
 }
 
+/// Runs a kernel on a device; `None` if it gives what it should.
+pub fn check(device: &Device, program: &Program, want: &[u8]) -> Option<Wrong> {
+    match run(device, program) {
+        Ok(got) => difference(&got, want).map(Wrong::Differs),
+        Err(error) => Some(Wrong::Failed(error)),
+    }
+}
+
 /// Whether the emulator finds nothing wrong with a kernel, and a device stores something else.
 pub fn disagree(emulator: &Device, device: &Device, program: &Program) -> bool {
-    run(emulator, program).is_ok_and(|want| run(device, program).is_ok_and(|got| got != want))
+    run(emulator, program).is_ok_and(|want| matches!(check(device, program, &want), Some(Wrong::Differs(_))))
 }
 
 #[cfg(test)]

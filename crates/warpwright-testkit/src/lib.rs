@@ -56,7 +56,6 @@ mod topk;
 pub use case::{
     Bench, Case, CaseError, CaseResult, Launches, Placed, Scope, Subject, run_case, run_case_with,
 };
-pub use differential::RunError;
 pub use ptx_run::run_ptx_case;
 pub use recurrent::recurrent_case;
 use warpwright_ops::{Direction, Entry, catalogue};

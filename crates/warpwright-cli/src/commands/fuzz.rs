@@ -7,9 +7,7 @@ use clap::Args;
 use serde_json::json;
 use warpwright_ptx::DType;
 use warpwright_runtime::Device;
-use warpwright_testkit::differential::{
-    Difference, difference, disagree, plain, reduce, reference, run as run_on,
-};
+use warpwright_testkit::differential::{Wrong, check, disagree, plain, reduce, reference, run as run_on};
 use warpwright_testkit::random::{self, Program};
 
 use super::first_gpu;
@@ -75,11 +73,6 @@ struct Kept {
     lines: usize,
     /// The command that runs it.
     again: String,
-}
-
-enum Wrong {
-    Differs(Difference),
-    Failed(String),
 }
 
 /// Runs the command. What was found until the user ends it is said.
@@ -160,21 +153,12 @@ fn compare(
         Err(error) => {
             interrupt::check()?;
             let kept = folder.map(|folder| keep(folder, seed, &program, None)).transpose()?;
-            found.push(Found {
-                seed,
-                runner: "emulator".to_owned(),
-                what: Wrong::Failed(error.to_string()),
-                kept,
-            });
+            found.push(Found { seed, runner: "emulator".to_owned(), what: Wrong::Failed(error), kept });
             return Ok(());
         }
     };
     for runner in runners {
-        let what = match run_on(&runner.device, &program) {
-            Ok(got) => difference(&got, &want).map(Wrong::Differs),
-            Err(error) => Some(Wrong::Failed(error.to_string())),
-        };
-        let Some(what) = what else { continue };
+        let Some(what) = check(&runner.device, &program, &want) else { continue };
         let kept = folder.map(|folder| {
             let differs = |p: &Program| interrupt::check().is_ok() && disagree(emulator, &runner.device, p);
             let smallest =
@@ -216,10 +200,6 @@ fn keep(folder: &Path, seed: u64, program: &Program, want: Option<Vec<u8>>) -> R
 
 fn say(found: &Found, console: &mut Console) -> Result<(), Error> {
     let Found { seed, runner, what, kept } = found;
-    let what = match what {
-        Wrong::Differs(difference) => difference.to_string(),
-        Wrong::Failed(error) => error.clone(),
-    };
     console.line(format_args!("kernel {seed} on {runner}: {what}"))?;
     if let Some(Kept { kernel, lines, again }) = kept {
         console.line(format_args!("  {lines} lines: {}", Shown(kernel)))?;
@@ -236,7 +216,7 @@ fn as_json(found: &Found) -> serde_json::Value {
             value["got"] = difference.got.into();
             value["want"] = difference.want.into();
         }
-        Wrong::Failed(error) => value["error"] = error.as_str().into(),
+        Wrong::Failed(error) => value["error"] = error.to_string().into(),
     }
     if let Some(kept) = &found.kept {
         value["file"] = kept.kernel.display().to_string().into();

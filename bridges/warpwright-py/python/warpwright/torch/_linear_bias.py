@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import _native
+from ._images import is_recorded
 from ._patch_rules import LOW, used_dtype
 from ._registry import is_compiling
 
@@ -30,11 +31,6 @@ class _Bias(torch.autograd.Function):
         return dy, dy.sum(0, dtype=ctx.dtype)
 
 
-def is_recorded(bias: Optional[Tensor]) -> bool:
-    """Whether there will be a gradient of a bias."""
-    return bias is not None and bias.requires_grad and torch.is_grad_enabled()
-
-
 def is_idle() -> bool:
     """Whether no graph is captured: outside of one the node costs the host more than its kernel saves, and in compiled code sums are part of
     the kernels beside them."""
@@ -43,12 +39,12 @@ def is_idle() -> bool:
 
 def reason(bias: Optional[Tensor], x: Tensor) -> Optional[str]:
     """A reason to leave the sum to PyTorch."""
+    if not x.is_cuda or is_idle():
+        return "bias gradients are sums of ours in CUDA graphs alone"
     if not is_recorded(bias):
         return "no gradient of a bias is asked for"
     if used_dtype(x) not in LOW:
         return "sums of bias gradients of 32 and 64 bits are as fast in PyTorch"
-    if not x.is_cuda or is_idle():
-        return "bias gradients are sums of ours in CUDA graphs alone"
     return None
 
 

@@ -208,7 +208,7 @@ def _loss(module: Any) -> Optional[str]:
     return None if module.weight is None else "weights of classes are not taken"
 
 
-def has_bias(module: Any) -> Optional[str]:
+def _has_bias(module: Any) -> Optional[str]:
     return None if module.bias is not None else "has no bias"
 
 
@@ -294,7 +294,7 @@ def _one_width(module: Any) -> Optional[str]:
 _NORM = Rule(call=_unlike)
 BIAS = Rule(call=lambda module, x: reason(module.bias, x))
 _LINEAR_BIAS = Recipe(
-    "linear_bias", lambda module, input: linear(input, module.weight, module.bias), fits=has_bias, rule=BIAS, idle=is_idle
+    "linear_bias", lambda module, input: linear(input, module.weight, module.bias), fits=_has_bias, rule=BIAS, idle=is_idle
 )
 RECIPES: Dict[type, Recipe] = dict(
     [
