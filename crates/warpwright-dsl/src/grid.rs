@@ -37,6 +37,14 @@ impl<'k> K<'k> {
         }
     }
 
+    /// Both: [`start_next_grid`](Self::start_next_grid), then [`after_previous_grid`](Self::after_previous_grid). A kernel of a chain
+    /// begins with it unless it has something to do before the grid in front of it has ended.
+    #[track_caller]
+    pub fn overlap_grids(self) {
+        self.start_next_grid();
+        self.after_previous_grid();
+    }
+
     /// Waits until every thread of the grid, which has blocks along x only, is here, and orders their accesses to
     /// memory. The launch must be cooperative: its workspace is where the blocks count themselves.
     ///

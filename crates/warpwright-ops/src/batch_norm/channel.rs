@@ -337,8 +337,7 @@ impl AccumulateKernel for Combine {
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: CombineParams<'k>) {
-        k.start_next_grid();
-        k.after_previous_grid();
+        k.overlap_grids();
         let load = moments_of_parts::<A>(a.partial, a.channels, a.elements, a.part_elements);
         let training =
             Training { affine: a.affine, running: a.running, results: a.results, settings: a.settings };
@@ -361,8 +360,7 @@ impl AccumulateKernel for Moments {
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: MomentsParams<'k>) {
-        k.start_next_grid();
-        k.after_previous_grid();
+        k.overlap_grids();
         let load = moments_of_parts::<A>(a.partial, a.channels, a.elements, a.part_elements);
         let finish = |channel: U64<'k>, total: Lanes<'k, A>| {
             set_rows(a.moments, a.channels, channel, [total[1] + total[2], total[3]]);
@@ -385,8 +383,7 @@ impl AccumulateKernel for Merge {
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: MergeParams<'k>) {
-        k.start_next_grid();
-        k.after_previous_grid();
+        k.overlap_grids();
         let load = |channel: U64<'k>, batch: U64<'k>, there: Pred<'k>| {
             let first = batch * (a.channels * 2u64 + 1u64);
             let number = |at: U64<'k>| there.select(a.moments.at(first + at).get::<A>(), 0.0);
@@ -446,8 +443,7 @@ impl AccumulateKernel for CombineGradients {
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: CombineGradientsParams<'k>) {
-        k.start_next_grid();
-        k.after_previous_grid();
+        k.overlap_grids();
         let load = |channel: U64<'k>, part: U64<'k>, there: Pred<'k>| {
             let row = |i: u64| a.partial.at((part * 2 + i) * a.channels + channel).get::<A>();
             Lanes::from(vec![there.select(row(0), 0.0), there.select(row(1), 0.0)])

@@ -251,8 +251,7 @@ impl KernelDef for Cumsum {
     }
 
     fn build<'k>(&self, k: K<'k>, p: Params<'k>) {
-        k.start_next_grid();
-        k.after_previous_grid();
+        k.overlap_grids();
         match self.dtype {
             DType::I32 => self.sums::<i32, i32>(k, p, (p.x.cast(), p.y.cast())),
             DType::I64 => self.sums::<i64, i64>(k, p, (p.x.cast(), p.y.cast())),
@@ -278,8 +277,7 @@ impl KernelDef for Clear {
     }
 
     fn build<'k>(&self, k: K<'k>, a: ClearParams<'k>) {
-        k.start_next_grid();
-        k.after_previous_grid();
+        k.overlap_grids();
         elementwise(k, a.count, 1, |i, _| a.words.at(i).set(0u64));
     }
 }

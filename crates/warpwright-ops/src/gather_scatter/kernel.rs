@@ -118,8 +118,7 @@ impl AccumulateKernel for Dots {
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, p: DotParams<'k>) {
-        k.start_next_grid();
-        k.after_previous_grid();
+        k.overlap_grids();
         let (team, width) = (Team::new(k, WARP), self.width);
         let (place, lane) = (team.row(), team.lane());
         let there = place.lt(p.count);

@@ -136,8 +136,7 @@ impl AccumulateKernel for Apply {
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ApplyParams<'k>) {
-        k.start_next_grid();
-        k.after_previous_grid();
+        k.overlap_grids();
         let Elements { dtype, width } = self.0;
         let precision = Precision::of(dtype);
         // Backwards: what the first pass read last is still in the L2 cache.

@@ -172,8 +172,7 @@ impl AccumulateKernel for Finish {
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: FinishParams<'k>) {
-        k.start_next_grid();
-        k.after_previous_grid();
+        k.overlap_grids();
         let number = k.block_idx_x();
         let (sample, group) = (number / a.groups, number % a.groups);
         let row = (a.groups * a.channels).to_u64();

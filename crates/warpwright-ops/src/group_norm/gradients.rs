@@ -266,8 +266,7 @@ impl AccumulateKernel for Finish {
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: FinishParams<'k>) {
-        k.start_next_grid();
-        k.after_previous_grid();
+        k.overlap_grids();
         let number = k.block_idx_x();
         let (sample, group) = (number / a.groups, number % a.groups);
         let channels = a.groups * a.of_group;
@@ -358,8 +357,7 @@ impl AccumulateKernel for Apply {
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ApplyParams<'k>) {
-        k.start_next_grid();
-        k.after_previous_grid();
+        k.overlap_grids();
         let width = self.0.width;
         let number = warp_of_grid(k);
         k.if_(number.lt(a.parts), || {

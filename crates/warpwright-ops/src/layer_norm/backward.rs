@@ -285,8 +285,7 @@ impl AccumulateKernel for LongColumns {
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: BackwardParams<'k>) {
-        k.start_next_grid();
-        k.after_previous_grid();
+        k.overlap_grids();
         let width = self.width;
         let column = (k.block_idx_x() * LONG_COLUMN_THREADS + k.thread_idx()) * width;
         let len = a.len.to_u64();

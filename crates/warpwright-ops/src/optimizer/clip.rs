@@ -167,8 +167,7 @@ impl AccumulateKernel for Partial {
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, p: PartialParams<'k>) {
-        k.start_next_grid();
-        k.after_previous_grid();
+        k.overlap_grids();
         let norm = self.norm;
         let of = |x: Reg<'k, A>| if norm == Norm::L2 { x * x } else { x.abs() };
         let chunk = Chunk::of_block(k, p.grads, p.list);
@@ -204,8 +203,7 @@ impl AccumulateKernel for Finish {
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, p: FinishParams<'k>) {
-        k.start_next_grid();
-        k.after_previous_grid();
+        k.overlap_grids();
         let norm = self.norm;
         let mine = RowLoop::of_block(k, p.n, 1, FINISH_UNROLL).fold(k.lit::<A>(0.0), |round, sum| {
             let loaded: Vec<Reg<'k, A>> = round.map(|at| at.of(p.partials, Fill::Zero).get()).collect();
@@ -234,8 +232,7 @@ impl AccumulateKernel for Scale {
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, p: ScaleParams<'k>) {
-        k.start_next_grid();
-        k.after_previous_grid();
+        k.overlap_grids();
         let coefficient: Reg<'k, A> = p.coefficient.get();
         // Times 1 nothing changes.
         let clips = coefficient.ne(1.0);

@@ -104,8 +104,7 @@ impl AccumulateKernel for Prepare {
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, p: PrepareParams<'k>) {
-        k.start_next_grid();
-        k.after_previous_grid();
+        k.overlap_grids();
         let scalar = |of: warpwright_dsl::OptionalParam<'k, Ptr<'k, Read, f32>>, otherwise: f64| -> F64<'k> {
             let given = of.is_given();
             let value: F32<'k> = of.value.only_where(given, Fill::Zero).get();
@@ -271,8 +270,7 @@ impl AccumulateKernel for Update {
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, p: UpdateParams<'k>) {
-        k.start_next_grid();
-        k.after_previous_grid();
+        k.overlap_grids();
         let block = k.block_idx_x();
         let (addresses, len, start) = k.search(LIST, &|i| block.ge(p.starts[i]), &|i| {
             let written = [p.params[i], p.firsts[i], p.seconds[i], p.largest[i], p.masters[i]];

@@ -319,8 +319,7 @@ impl AccumulateKernel for Reduce {
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, p: Params<'k>) {
-        k.start_next_grid();
-        k.after_previous_grid();
+        k.overlap_grids();
         let folding = Folding { k, kept: self.kept, scale: p.scale.convert::<A>() };
         match self.config.layout {
             Layout::Rows { team } => self.rows(folding, p, team),

@@ -357,8 +357,7 @@ impl KernelDef for Topk {
     }
 
     fn build<'k>(&self, k: K<'k>, p: Params<'k>) {
-        k.start_next_grid();
-        k.after_previous_grid();
+        k.overlap_grids();
         match (self.config.layout, self.dtype) {
             (Layout::Warp, DType::F64) => self.warp::<f64>(k, p),
             (Layout::Warp, _) => self.warp::<f32>(k, p),
@@ -391,8 +390,7 @@ impl AccumulateKernel for Backward {
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, p: BackwardParams<'k>) {
-        k.start_next_grid();
-        k.after_previous_grid();
+        k.overlap_grids();
         let (width, thread) = (self.width, k.thread_idx());
         let (step, run) = (THREADS * width, k.block_idx_x().to_u64());
         let row = p.divisor.quotient(run);
