@@ -31,6 +31,13 @@ impl Access {
     pub(crate) fn total(&self) -> u32 {
         self.bytes * self.regs.len() as u32
     }
+
+    /// The registers of the elements, each with its offset in bytes.
+    #[inline(always)]
+    pub(crate) fn elements(&self) -> impl Iterator<Item = (u64, Slot)> {
+        let bytes = u64::from(self.bytes);
+        self.regs.iter().zip(0u64..).filter_map(move |(slot, i)| slot.map(|slot| (i * bytes, slot)))
+    }
 }
 
 /// An `atom` or `red`.

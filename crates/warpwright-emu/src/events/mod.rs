@@ -8,6 +8,8 @@ pub(crate) mod view;
 
 use warpwright_ptx::{Ordering, Scope, Semantics};
 
+use crate::report::Space;
+
 /// Direction of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccessKind {
@@ -68,6 +70,33 @@ pub struct Access {
     pub kind: AccessKind,
     /// Strength.
     pub strength: Strength,
+}
+
+/// A strong access of a lane to the variable at an address: a device address, or an offset in shared memory.
+#[derive(Clone, Copy, Debug)]
+pub struct StrongAccess {
+    /// Shared memory, or global memory.
+    pub space: Space,
+    /// Where the variable is.
+    pub address: u64,
+    /// Warp in the block.
+    pub warp: u32,
+    /// Lane of the warp.
+    pub lane: usize,
+    /// Direction.
+    pub kind: AccessKind,
+    /// The order that it makes, and for whom.
+    pub ordering: Ordering,
+}
+
+impl StrongAccess {
+    /// Whether it is strong, and for whom.
+    pub const fn strength(&self) -> Strength {
+        match self.kind {
+            AccessKind::Atomic => Strength::of_atomic(self.ordering),
+            AccessKind::Read | AccessKind::Write => Strength::of(self.ordering),
+        }
+    }
 }
 
 /// Answers, when two threads wrote to one place, whether they wrote the same: `(lane, None)` whether memory already

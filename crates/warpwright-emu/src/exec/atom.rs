@@ -5,14 +5,15 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use warpwright_ptx::{AtomOp, BinaryOp, Modifiers, ScalarType, StateSpace};
 
+use super::access::Lanes;
 use super::global::{addresses, lane_value, lanes_of, set_lane};
 use crate::code::layout::Slot;
 use crate::code::memory::Atomic;
-use crate::code::rows::{LANES, Registers};
+use crate::code::rows::Registers;
 use crate::context::Context;
 use crate::counters::Direction;
 use crate::events::problem;
-use crate::events::{self, AccessKind, Strength};
+use crate::events::{self, AccessKind, Strength, StrongAccess};
 use crate::float;
 use crate::flow::Flow;
 use crate::memory::Allocation;
@@ -137,6 +138,18 @@ fn global_lane(regs: &mut Registers, op: &Atomic, lane: usize, allocation: &Allo
     changed.get()
 }
 
+/// An atomic as racecheck wants it.
+fn race_of(warp: &Warp, pc: u32, op: &Atomic) -> events::Access {
+    let strength = Strength::of_atomic(op.ordering);
+    events::Access { warp: warp.index, pc, bytes: op.total(), kind: AccessKind::Atomic, strength }
+}
+
+/// One lane of an atomic, as an access that orders.
+fn strong_access(warp: &Warp, lanes: Lanes<'_>, op: &Atomic, space: Space, lane: usize) -> StrongAccess {
+    let (kind, ordering) = (AccessKind::Atomic, op.ordering);
+    StrongAccess { space, address: lanes.addresses[lane], warp: warp.index, lane, kind, ordering }
+}
+
 impl Context<'_> {
     #[inline(never)]
     pub(super) fn atomic(&mut self, warp: &mut Warp, pc: u32, exec: u32, at: u32) -> Flow {
@@ -169,44 +182,26 @@ impl Context<'_> {
             // The verifier refuses atomics in other spaces.
             StateSpace::Local | StateSpace::Param | StateSpace::Const => return Flow::Next,
         };
-        let bytes = op.total();
-        if lanes[0] != 0 && self.atomic_global(warp, pc, lanes[0], op, bytes, &places) == Flow::Stop {
+        let [global, shared] = lanes.map(|exec| Lanes { pc, exec, addresses: &places });
+        if global.exec != 0 && self.atomic_global(warp, global, op) == Flow::Stop {
             return Flow::Stop;
         }
-        if lanes[1] != 0 && op.space == StateSpace::Shared {
-            return self.atomic_shared(warp, pc, lanes[1], op, bytes, &places);
+        if shared.exec == 0 {
+            return Flow::Next;
         }
-        if lanes[1] != 0 {
-            return self.each_owner(warp, pc, lanes[1], &places, true, &mut |cx, warp, lanes, places| {
-                cx.atomic_shared(warp, pc, lanes, op, bytes, places)
-            });
+        if op.space == StateSpace::Shared {
+            return self.atomic_shared(warp, shared, op);
         }
-        Flow::Next
+        self.each_owner(warp, shared, true, &mut |cx, warp, lanes| cx.atomic_shared(warp, lanes, op))
     }
 
-    fn race_of(&self, warp: &Warp, pc: u32, op: &Atomic, bytes: u32) -> events::Access {
-        let strength = Strength::of_atomic(op.ordering);
-        events::Access { warp: warp.index, pc, bytes, kind: AccessKind::Atomic, strength }
-    }
-
-    fn atomic_global(
-        &mut self,
-        warp: &mut Warp,
-        pc: u32,
-        exec: u32,
-        op: &Atomic,
-        bytes: u32,
-        places: &[u64; LANES],
-    ) -> Flow {
-        let found = self.locate(warp, pc, exec, (op.site, bytes), places, true);
-        if found.stop {
-            return Flow::Stop;
-        }
+    fn atomic_global(&mut self, warp: &mut Warp, lanes: Lanes<'_>, op: &Atomic) -> Flow {
+        let (bytes, places) = (op.total(), lanes.addresses);
+        let Some(found) = self.locate(warp, lanes, (op.site, bytes), true) else { return Flow::Stop };
         if self.checks.counters {
             self.counters.global_scattered(Direction::Store, places, found.good, bytes);
         }
-        let race = self.race_of(warp, pc, op, bytes);
-        let (kind, ordering) = (AccessKind::Atomic, op.ordering);
+        let race = race_of(warp, lanes.pc, op);
         let (mut undefined, mut changed) = (0, false);
         for lane in lanes_of(found.good) {
             let allocation = &*self.allocations.list[found.which[lane] as usize];
@@ -214,9 +209,7 @@ impl Context<'_> {
             if let Some(races) = &mut self.races {
                 let (shadow, findings) = (&allocation.races, &mut self.findings);
                 races.scattered(shadow, &found.offsets, 1 << lane, race, findings, &|_, _| false);
-                if races.wants_release(kind, ordering) {
-                    races.release(Space::Global, places[lane], warp.index, 1 << lane, kind, ordering);
-                }
+                races.release(&strong_access(warp, lanes, op, Space::Global, lane));
             }
             if self.checks.initcheck && op.op != AtomOp::Exch && !allocation.is_defined(offset, bytes) {
                 undefined |= 1 << lane;
@@ -238,47 +231,30 @@ impl Context<'_> {
             if self.checks.initcheck {
                 allocation.define(offset, u64::from(bytes));
             }
-            if let Some(races) = &mut self.races
-                && races.wants_acquire(kind, ordering)
-            {
-                races.acquire(Space::Global, places[lane], warp.index, 1 << lane, kind, ordering);
+            if let Some(races) = &mut self.races {
+                races.acquire(&strong_access(warp, lanes, op, Space::Global, lane));
             }
         }
         self.note_atomic(warp, changed);
-        self.atomic_undefined(warp, pc, undefined, Space::Global, places, bytes);
+        self.atomic_undefined(warp, lanes.only(undefined), Space::Global, bytes);
         Flow::Next
     }
 
-    fn atomic_shared(
-        &mut self,
-        warp: &mut Warp,
-        pc: u32,
-        exec: u32,
-        op: &Atomic,
-        bytes: u32,
-        places: &[u64; LANES],
-    ) -> Flow {
-        let (good, stop) = self.locate_shared(warp, pc, exec, bytes, places, true);
-        if stop {
-            return Flow::Stop;
-        }
+    fn atomic_shared(&mut self, warp: &mut Warp, lanes: Lanes<'_>, op: &Atomic) -> Flow {
+        let (bytes, places) = (op.total(), lanes.addresses);
+        let Some(good) = self.locate_shared(warp, lanes, bytes, true) else { return Flow::Stop };
         if self.checks.counters {
             self.counters.shared_scattered(Direction::Store, places, good, bytes);
         }
-        if self.cluster.asynchronous.watching() {
-            self.watch_shared(warp, pc, good, places, bytes, true);
-        }
-        let race = self.race_of(warp, pc, op, bytes);
-        let (kind, ordering) = (AccessKind::Atomic, op.ordering);
+        self.watch_shared(warp, lanes.only(good), bytes, true);
+        let race = race_of(warp, lanes.pc, op);
         let (mut undefined, mut changed) = (0, false);
         for lane in lanes_of(good) {
             let place = places[lane];
             if let Some(races) = &mut self.races {
                 let (shadow, findings) = (&self.block.shared.races, &mut self.findings);
                 races.scattered(shadow, places, 1 << lane, race, findings, &|_, _| false);
-                if races.wants_release(kind, ordering) {
-                    races.release(Space::Shared, place, warp.index, 1 << lane, kind, ordering);
-                }
+                races.release(&strong_access(warp, lanes, op, Space::Shared, lane));
             }
             let shared = &mut self.block.shared;
             if self.checks.initcheck {
@@ -310,14 +286,12 @@ impl Context<'_> {
                     }
                 }
             }
-            if let Some(races) = &mut self.races
-                && races.wants_acquire(kind, ordering)
-            {
-                races.acquire(Space::Shared, place, warp.index, 1 << lane, kind, ordering);
+            if let Some(races) = &mut self.races {
+                races.acquire(&strong_access(warp, lanes, op, Space::Shared, lane));
             }
         }
         self.note_atomic(warp, changed);
-        self.atomic_undefined(warp, pc, undefined, Space::Shared, places, bytes);
+        self.atomic_undefined(warp, lanes.only(undefined), Space::Shared, bytes);
         Flow::Next
     }
 
@@ -330,18 +304,11 @@ impl Context<'_> {
         }
     }
 
-    fn atomic_undefined(
-        &mut self,
-        warp: &Warp,
-        pc: u32,
-        lanes: u32,
-        space: Space,
-        places: &[u64; LANES],
-        bytes: u32,
-    ) {
+    fn atomic_undefined(&mut self, warp: &Warp, lanes: Lanes<'_>, space: Space, bytes: u32) {
         let kind = if space == Space::Global { "uninitialised-global" } else { "uninitialised-shared" };
-        for lane in lanes_of(lanes) {
-            self.finding(warp, pc, 1 << lane, Tool::Initcheck, kind, Some((space, places[lane])), || {
+        for lane in lanes_of(lanes.exec) {
+            let address = Some((space, lanes.addresses[lane]));
+            self.finding(warp, lanes.pc, 1 << lane, Tool::Initcheck, kind, address, || {
                 (
                     format!("updates {bytes} bytes of {} memory that nothing wrote", space.name()),
                     "set the variable to its first value before the atomic".to_owned(),

@@ -1,6 +1,7 @@
 //! The blocks of a cluster together: the cluster barrier, and each other's shared memory.
 
-use super::global::{lane_value, lanes_of, set_lane};
+use super::access::Lanes;
+use super::global::{alike, lane_value, lanes_of, set_lane};
 use crate::code::barrier::ClusterOp;
 use crate::code::memory::Access;
 use crate::code::rows::LANES;
@@ -12,8 +13,8 @@ use crate::report::{Space, Tool};
 use crate::space::{SHARED_WINDOW, classify, map_cluster, split_cluster};
 use crate::warp::{Group, Wait, Warp};
 
-/// An access of the lanes of a mask at their addresses.
-type AccessFn<'a, C> = dyn FnMut(&mut C, &mut Warp, u32, &[u64; LANES]) -> Flow + 'a;
+/// An access of lanes.
+type AccessFn<'a, C> = dyn FnMut(&mut C, &mut Warp, Lanes<'_>) -> Flow + 'a;
 
 impl Context<'_> {
     /// A load or store by addresses in the shared memory of any block of the cluster.
@@ -21,28 +22,23 @@ impl Context<'_> {
     pub(super) fn access_cluster(
         &mut self,
         warp: &mut Warp,
-        pc: u32,
-        exec: u32,
+        lanes: Lanes<'_>,
         access: &Access,
-        addresses: &[u64; LANES],
         kind: AccessKind,
     ) -> Flow {
         let write = kind != AccessKind::Read;
-        let own = lanes_of(exec).all(|lane| split_cluster(addresses[lane]).0.is_none());
-        if own && write {
-            return self.store_shared_lanes(warp, pc, exec, access, addresses);
-        }
-        if own {
-            return self.load_shared_lanes(warp, pc, exec, access, addresses);
-        }
-        self.zero_lanes(warp, exec, access, kind);
-        self.each_owner(warp, pc, exec, addresses, write, &mut |cx, warp, lanes, places| {
+        let mut access_own = |cx: &mut Self, warp: &mut Warp, lanes: Lanes<'_>| {
             if write {
-                cx.store_shared_lanes(warp, pc, lanes, access, places)
+                cx.store_shared_lanes(warp, lanes, access)
             } else {
-                cx.load_shared_lanes(warp, pc, lanes, access, places)
+                cx.load_shared_lanes(warp, lanes, access)
             }
-        })
+        };
+        if lanes_of(lanes.exec).all(|lane| split_cluster(lanes.addresses[lane]).0.is_none()) {
+            return access_own(self, warp, lanes);
+        }
+        self.zero_lanes(warp, lanes.exec, access, kind);
+        self.each_owner(warp, lanes, write, &mut access_own)
     }
 
     /// Makes an access once for each block whose shared memory some lanes name, with that memory in place of the running
@@ -50,9 +46,7 @@ impl Context<'_> {
     pub(super) fn each_owner(
         &mut self,
         warp: &mut Warp,
-        pc: u32,
-        exec: u32,
-        addresses: &[u64; LANES],
+        lanes: Lanes<'_>,
         write: bool,
         access: &mut AccessFn<'_, Self>,
     ) -> Flow {
@@ -60,26 +54,24 @@ impl Context<'_> {
         let mut owners = [own; LANES];
         let mut places = [0; LANES];
         for lane in 0..LANES {
-            let (rank, place) = split_cluster(addresses[lane]);
+            let (rank, place) = split_cluster(lanes.addresses[lane]);
             owners[lane] = rank.unwrap_or(own);
             places[lane] = place;
         }
-        let mut rest = exec;
-        while rest != 0 {
-            let owner = owners[rest.trailing_zeros() as usize & 31];
-            let lanes = lanes_of(rest).filter(|l| owners[*l] == owner).fold(0u32, |m, l| m | 1 << l);
-            rest &= !lanes;
+        for (owner, exec) in alike(lanes.exec, owners) {
+            let there = Lanes { pc: lanes.pc, exec, addresses: &places };
             let flow = if owner == own {
-                access(self, warp, lanes, &places)
+                access(self, warp, there)
             } else if let Some(problem) = self.unreachable(owner, write) {
                 let mut flow = Flow::Next;
-                for lane in lanes_of(lanes) {
-                    let problem = Problem { address: (Space::Shared, addresses[lane]), ..problem.clone() };
-                    flow = self.bad_access(warp, pc, lane, &problem);
+                for lane in lanes_of(exec) {
+                    let problem =
+                        Problem { address: (Space::Shared, lanes.addresses[lane]), ..problem.clone() };
+                    flow = self.bad_access(warp, lanes.pc, lane, &problem);
                 }
                 flow
             } else {
-                self.with_shared_of(owner, |cx| access(cx, warp, lanes, &places))
+                self.with_shared_of(owner, |cx| access(cx, warp, there))
             };
             if flow == Flow::Stop {
                 return flow;

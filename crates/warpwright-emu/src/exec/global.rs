@@ -4,6 +4,7 @@ use std::hint::black_box;
 
 use warpwright_ptx::{Ordering, Semantics, StateSpace};
 
+use super::access::{Lanes, same_value};
 use super::transfer::{read_rows, span, write_rows};
 use crate::code::definedness::Checked;
 use crate::code::layout::Slot;
@@ -14,7 +15,6 @@ use crate::counters::Direction;
 use crate::events::problem;
 use crate::events::{self, AccessKind, Strength};
 use crate::flow::Flow;
-use crate::memory::Allocation;
 use crate::report::{Space, Tool};
 use crate::space::classify;
 use crate::warp::Warp;
@@ -119,7 +119,7 @@ impl Context<'_> {
             StateSpace::Shared => self.load_shared(warp, pc, exec, access),
             StateSpace::SharedCluster => {
                 let addresses = addresses(&warp.regs, access.addr, access.offset);
-                self.access_cluster(warp, pc, exec, access, &addresses, AccessKind::Read)
+                self.access_cluster(warp, Lanes { pc, exec, addresses: &addresses }, access, AccessKind::Read)
             }
             StateSpace::Local | StateSpace::Const | StateSpace::Param => {
                 let addresses = addresses(&warp.regs, access.addr, access.offset);
@@ -128,7 +128,7 @@ impl Context<'_> {
                     StateSpace::Const => Space::Const,
                     _ => Space::Param,
                 };
-                self.load_private(warp, pc, exec, access, space, &addresses)
+                self.load_private(warp, Lanes { pc, exec, addresses: &addresses }, access, space)
             }
             StateSpace::Generic => self.generic(warp, pc, exec, access, AccessKind::Read),
         }
@@ -150,11 +150,16 @@ impl Context<'_> {
             StateSpace::SharedCluster => {
                 self.note_change();
                 let addresses = addresses(&warp.regs, access.addr, access.offset);
-                self.access_cluster(warp, pc, exec, access, &addresses, AccessKind::Write)
+                self.access_cluster(
+                    warp,
+                    Lanes { pc, exec, addresses: &addresses },
+                    access,
+                    AccessKind::Write,
+                )
             }
             StateSpace::Local => {
                 let addresses = addresses(&warp.regs, access.addr, access.offset);
-                self.store_local(warp, pc, exec, access, &addresses)
+                self.store_local(warp, Lanes { pc, exec, addresses: &addresses }, access)
             }
             // The verifier refuses stores to read-only spaces.
             StateSpace::Const | StateSpace::Param => Flow::Next,
@@ -171,34 +176,31 @@ impl Context<'_> {
         for lane in 0..LANES {
             (spaces[lane], local[lane]) = classify(generic[lane]);
         }
-        let mut rest = exec;
-        while rest != 0 {
-            let space = spaces[rest.trailing_zeros() as usize];
-            let lanes = (0..LANES).filter(|l| spaces[*l] == space).fold(0u32, |m, l| m | 1 << l) & rest;
-            rest &= !lanes;
+        for (space, exec) in alike(exec, spaces) {
             let write = kind != AccessKind::Read;
             if write && space != Space::Local {
                 self.note_change();
                 let bits = u64::MAX >> (64 - 8 * access.bytes);
                 for tracked in access.tracked.iter().flatten().flatten() {
-                    self.check_register(warp, pc, lanes, Checked { tracked: *tracked, ty: None, bits });
+                    self.check_register(warp, pc, exec, Checked { tracked: *tracked, ty: None, bits });
                 }
             }
+            let lanes = Lanes { pc, exec, addresses: &local };
             let flow = match space {
-                Space::Global if write => self.store_global_lanes(warp, pc, lanes, access, &local),
-                Space::Global => self.load_global_lanes(warp, pc, lanes, access, &local),
-                Space::Shared => self.access_cluster(warp, pc, lanes, access, &local, kind),
-                Space::Local if write => self.store_local(warp, pc, lanes, access, &local),
+                Space::Global if write => self.store_global_lanes(warp, lanes, access),
+                Space::Global => self.load_global_lanes(warp, lanes, access),
+                Space::Shared => self.access_cluster(warp, lanes, access, kind),
+                Space::Local if write => self.store_local(warp, lanes, access),
                 Space::Local | Space::Const | Space::Param if !write => {
-                    self.load_private(warp, pc, lanes, access, space, &local)
+                    self.load_private(warp, lanes, access, space)
                 }
                 _ => {
                     let mut flow = Flow::Next;
-                    for lane in lanes_of(lanes) {
+                    for lane in lanes_of(exec) {
                         let problem = problem::no_space(generic[lane], write);
                         flow = self.bad_access(warp, pc, lane, &problem);
                     }
-                    self.zero_lanes(warp, lanes, access, kind);
+                    self.zero_lanes(warp, exec, access, kind);
                     flow
                 }
             };
@@ -264,7 +266,7 @@ impl Context<'_> {
             return Flow::Next;
         }
         let addresses = addresses(&warp.regs, access.addr, access.offset);
-        self.load_global_lanes(warp, pc, exec, access, &addresses)
+        self.load_global_lanes(warp, Lanes { pc, exec, addresses: &addresses }, access)
     }
 
     /// A full warp that loads one element or vector; `false` if it is something else.
@@ -289,9 +291,8 @@ impl Context<'_> {
             let addresses = [allocation.base + offset; LANES];
             self.counters.global_scattered(Direction::Load, &addresses, FULL, total);
         }
-        for (j, slot) in access.regs.iter().enumerate() {
-            let Some(slot) = *slot else { continue };
-            let value = allocation.load(offset + j as u64 * u64::from(access.bytes), access.bytes);
+        for (at, slot) in access.elements() {
+            let value = allocation.load(offset + at, access.bytes);
             broadcast(&mut warp.regs, slot, extend(access, slot, value));
         }
         true
@@ -306,7 +307,7 @@ impl Context<'_> {
             if let Some(races) = &mut self.races {
                 let same = |lane: u32, other: Option<u32>| {
                     let mine = offset + u64::from(lane) * u64::from(total);
-                    same_value(regs, access, allocation, mine, lane, other)
+                    same_value(regs, access, lane, other, |at| allocation.load(mine + at, access.bytes))
                 };
                 let race = race(warp.index, pc, access, AccessKind::Write);
                 let findings = &mut self.findings;
@@ -326,24 +327,23 @@ impl Context<'_> {
             return Flow::Next;
         }
         let addresses = addresses(&warp.regs, access.addr, access.offset);
-        self.store_global_lanes(warp, pc, exec, access, &addresses)
+        self.store_global_lanes(warp, Lanes { pc, exec, addresses: &addresses }, access)
     }
 
     /// Checks the lanes of a global access one by one. Gives the allocation and offset of each good lane; bad lanes are
-    /// reported and left out of the mask.
+    /// reported and left out of the mask. `None` if the launch ends, as it does after a bad access without memcheck.
     #[inline(never)]
     pub(super) fn locate(
         &mut self,
         warp: &Warp,
-        pc: u32,
-        exec: u32,
+        lanes: Lanes<'_>,
         (site, total): (u32, u32),
-        addresses: &[u64; LANES],
         write: bool,
-    ) -> Located {
-        let mut found = Located { good: 0, stop: false, which: [0; LANES], offsets: [0; LANES] };
-        for lane in lanes_of(exec) {
-            let address = addresses[lane];
+    ) -> Option<Located> {
+        let mut found = Located { good: 0, which: [0; LANES], offsets: [0; LANES] };
+        let mut stop = false;
+        for lane in lanes_of(lanes.exec) {
+            let address = lanes.addresses[lane];
             let at = self.allocations.find(self.shared.memory, site, address);
             if let Some(at) = at {
                 let allocation = &self.allocations.list[at];
@@ -359,29 +359,20 @@ impl Context<'_> {
                 }
             }
             let problem = problem::global(self.shared.memory, address, total, write);
-            found.stop |= self.bad_access(warp, pc, lane, &problem) == Flow::Stop;
+            stop |= self.bad_access(warp, lanes.pc, lane, &problem) == Flow::Stop;
         }
-        found
+        (!stop).then_some(found)
     }
 
     #[inline(never)]
-    fn load_global_lanes(
-        &mut self,
-        warp: &mut Warp,
-        pc: u32,
-        exec: u32,
-        access: &Access,
-        addresses: &[u64; LANES],
-    ) -> Flow {
+    fn load_global_lanes(&mut self, warp: &mut Warp, lanes: Lanes<'_>, access: &Access) -> Flow {
         let total = access.total();
-        let found = self.locate(warp, pc, exec, (access.site, total), addresses, false);
-        if found.stop {
-            return Flow::Stop;
-        }
-        self.zero_lanes(warp, exec & !found.good, access, AccessKind::Read);
-        self.race_lanes(warp, pc, &found, access, AccessKind::Read);
+        let Some(found) = self.locate(warp, lanes, (access.site, total), false) else { return Flow::Stop };
+        let good = lanes.only(found.good);
+        self.zero_lanes(warp, lanes.exec & !found.good, access, AccessKind::Read);
+        self.race_lanes(warp, lanes.pc, &found, access, AccessKind::Read);
         if self.checks.counters {
-            self.counters.global_scattered(Direction::Load, addresses, found.good, total);
+            self.counters.global_scattered(Direction::Load, lanes.addresses, found.good, total);
         }
         let mut undefined = 0;
         for lane in lanes_of(found.good) {
@@ -391,19 +382,15 @@ impl Context<'_> {
                 undefined |= 1 << lane;
             }
             let _whole = (strong(access.ordering) && total > 4).then(|| allocation.lock_wide());
-            for (i, slot) in access.regs.iter().enumerate() {
-                let Some(slot) = *slot else { continue };
-                let value = allocation.load(offset + i as u64 * u64::from(access.bytes), access.bytes);
+            for (at, slot) in access.elements() {
+                let value = allocation.load(offset + at, access.bytes);
                 set_lane(&mut warp.regs, slot, lane, extend(access, slot, value));
             }
         }
-        if strong(access.ordering) {
-            self.note_poll(warp);
-        }
-        self.acquire_lanes(warp, &found, addresses, access, AccessKind::Read);
+        self.acquire_lanes(warp, good, access, Space::Global);
         for lane in lanes_of(undefined) {
-            let address = Some((Space::Global, addresses[lane]));
-            self.finding(warp, pc, 1 << lane, Tool::Initcheck, "uninitialised-global", address, || {
+            let address = Some((Space::Global, lanes.addresses[lane]));
+            self.finding(warp, lanes.pc, 1 << lane, Tool::Initcheck, "uninitialised-global", address, || {
                 (
                     format!("loads {total} bytes of global memory that nothing wrote"),
                     "write or zero the buffer before the launch, or guard the load".to_owned(),
@@ -414,32 +401,20 @@ impl Context<'_> {
     }
 
     #[inline(never)]
-    fn store_global_lanes(
-        &mut self,
-        warp: &mut Warp,
-        pc: u32,
-        exec: u32,
-        access: &Access,
-        addresses: &[u64; LANES],
-    ) -> Flow {
+    fn store_global_lanes(&mut self, warp: &Warp, lanes: Lanes<'_>, access: &Access) -> Flow {
         let total = access.total();
-        let found = self.locate(warp, pc, exec, (access.site, total), addresses, true);
-        if found.stop {
-            return Flow::Stop;
-        }
-        self.race_lanes(warp, pc, &found, access, AccessKind::Write);
-        self.release_lanes(warp, &found, addresses, access, AccessKind::Write);
+        let Some(found) = self.locate(warp, lanes, (access.site, total), true) else { return Flow::Stop };
+        self.race_lanes(warp, lanes.pc, &found, access, AccessKind::Write);
+        self.release_lanes(warp, lanes.only(found.good), access, Space::Global);
         if self.checks.counters {
-            self.counters.global_scattered(Direction::Store, addresses, found.good, total);
+            self.counters.global_scattered(Direction::Store, lanes.addresses, found.good, total);
         }
         for lane in lanes_of(found.good) {
             let allocation = &*self.allocations.list[found.which[lane] as usize];
             let offset = found.offsets[lane];
             let _whole = (strong(access.ordering) && total > 4).then(|| allocation.lock_wide());
-            for (i, slot) in access.regs.iter().enumerate() {
-                let Some(slot) = *slot else { continue };
-                let value = lane_value(&warp.regs, slot, lane);
-                allocation.store(offset + i as u64 * u64::from(access.bytes), access.bytes, value);
+            for (at, slot) in access.elements() {
+                allocation.store(offset + at, access.bytes, lane_value(&warp.regs, slot, lane));
             }
             if self.checks.initcheck {
                 allocation.define(offset, u64::from(total));
@@ -451,15 +426,12 @@ impl Context<'_> {
     /// Tells racecheck about the good lanes, one allocation at a time.
     fn race_lanes(&mut self, warp: &Warp, pc: u32, found: &Located, access: &Access, kind: AccessKind) {
         let Some(races) = &mut self.races else { return };
-        let mut rest = found.good;
-        while rest != 0 {
-            let which = found.which[rest.trailing_zeros() as usize];
-            let lanes = lanes_of(rest).filter(|l| found.which[*l] == which).fold(0u32, |m, l| m | 1 << l);
-            rest &= !lanes;
+        for (which, lanes) in alike(found.good, found.which) {
             let allocation = &*self.allocations.list[which as usize];
             let same = |lane: u32, other: Option<u32>| {
-                kind == AccessKind::Write
-                    && same_value(&warp.regs, access, allocation, found.offsets[lane as usize], lane, other)
+                let offset = found.offsets[lane as usize];
+                let held = |at| allocation.load(offset + at, access.bytes);
+                kind == AccessKind::Write && same_value(&warp.regs, access, lane, other, held)
             };
             let race = race(warp.index, pc, access, kind);
             let first = found.offsets[lanes.trailing_zeros() as usize];
@@ -471,57 +443,12 @@ impl Context<'_> {
             }
         }
     }
-
-    fn release_lanes(
-        &mut self,
-        warp: &Warp,
-        found: &Located,
-        addresses: &[u64; LANES],
-        access: &Access,
-        kind: AccessKind,
-    ) {
-        let Some(races) = &mut self.races else { return };
-        if races.wants_release(kind, access.ordering) {
-            for lane in lanes_of(found.good) {
-                races.release(Space::Global, addresses[lane], warp.index, 1 << lane, kind, access.ordering);
-            }
-        }
-    }
-
-    fn acquire_lanes(
-        &mut self,
-        warp: &Warp,
-        found: &Located,
-        addresses: &[u64; LANES],
-        access: &Access,
-        kind: AccessKind,
-    ) {
-        let Some(races) = &mut self.races else { return };
-        if races.wants_acquire(kind, access.ordering) {
-            for lane in lanes_of(found.good) {
-                races.acquire(Space::Global, addresses[lane], warp.index, 1 << lane, kind, access.ordering);
-            }
-        }
-    }
-
-    /// Gives 0 to the lanes of a load that was suppressed.
-    pub(super) fn zero_lanes(&self, warp: &mut Warp, lanes: u32, access: &Access, kind: AccessKind) {
-        if kind == AccessKind::Read && lanes != 0 {
-            for slot in access.regs.iter().flatten() {
-                for lane in lanes_of(lanes) {
-                    set_lane(&mut warp.regs, *slot, lane, 0);
-                }
-            }
-        }
-    }
 }
 
 /// Where the lanes of a global access go.
 pub(super) struct Located {
     /// Lanes that may access.
     pub(super) good: u32,
-    /// Whether the launch ends, as it does after a bad access without memcheck.
-    pub(super) stop: bool,
     /// Index of the allocation in the worker's list.
     pub(super) which: [u32; LANES],
     /// Bytes from its start.
@@ -557,25 +484,4 @@ pub(super) fn alike<T: Copy + PartialEq>(lanes: u32, values: [T; 32]) -> impl It
 pub(super) fn race(warp: u32, pc: u32, access: &Access, kind: AccessKind) -> events::Access {
     let strength = Strength::of(access.ordering);
     events::Access { warp, pc, bytes: access.total(), kind, strength }
-}
-
-/// Whether a lane writes what memory holds (`None`) or what another lane writes.
-fn same_value(
-    regs: &Registers,
-    access: &Access,
-    allocation: &Allocation,
-    offset: u64,
-    lane: u32,
-    other: Option<u32>,
-) -> bool {
-    access.regs.iter().enumerate().all(|(i, slot)| {
-        let Some(slot) = *slot else { return true };
-        let mask = u64::MAX >> (64 - 8 * access.bytes);
-        let mine = lane_value(regs, slot, lane as usize) & mask;
-        let theirs = match other {
-            Some(other) => lane_value(regs, slot, other as usize) & mask,
-            None => allocation.load(offset + i as u64 * u64::from(access.bytes), access.bytes),
-        };
-        mine == theirs
-    })
 }

@@ -1,5 +1,6 @@
 //! Executing decoded code, one warp at a time.
 
+mod access;
 pub(crate) mod asynchronous;
 mod atom;
 mod call;

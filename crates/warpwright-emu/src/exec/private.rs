@@ -2,6 +2,7 @@
 
 use warpwright_ptx::StateSpace;
 
+use super::access::Lanes;
 use super::call::MAX_LOCAL;
 use super::definedness::Origin;
 use super::global::{addresses, extend, lane_value, lanes_of, set_lane};
@@ -62,12 +63,11 @@ impl Context<'_> {
     pub(super) fn load_private(
         &mut self,
         warp: &mut Warp,
-        pc: u32,
-        exec: u32,
+        lanes: Lanes<'_>,
         access: &Access,
         space: Space,
-        addresses: &[u64; LANES],
     ) -> Flow {
+        let Lanes { pc, exec, addresses } = lanes;
         let total = access.total();
         let range = match space {
             Space::Local => (LOCAL_BASE, 0),
@@ -89,9 +89,8 @@ impl Context<'_> {
                 Space::Const => &self.shared.constants[..],
                 _ => self.shared.params,
             };
-            for (j, slot) in access.regs.iter().enumerate() {
-                let Some(slot) = *slot else { continue };
-                let at = address + j as u64 * u64::from(access.bytes);
+            for (at, slot) in access.elements() {
+                let at = address + at;
                 let value = if space == Space::Local {
                     warp.local.load(lane, at, access.bytes)
                 } else {
@@ -137,14 +136,8 @@ impl Context<'_> {
     }
 
     #[inline(never)]
-    pub(super) fn store_local(
-        &mut self,
-        warp: &mut Warp,
-        pc: u32,
-        exec: u32,
-        access: &Access,
-        addresses: &[u64; LANES],
-    ) -> Flow {
+    pub(super) fn store_local(&mut self, warp: &mut Warp, lanes: Lanes<'_>, access: &Access) -> Flow {
+        let Lanes { pc, exec, addresses } = lanes;
         let total = access.total();
         for lane in lanes_of(exec) {
             let address = addresses[lane];
@@ -156,10 +149,9 @@ impl Context<'_> {
                 }
                 continue;
             }
-            for (j, slot) in access.regs.iter().enumerate() {
-                let Some(slot) = *slot else { continue };
+            for (at, slot) in access.elements() {
                 let value = lane_value(&warp.regs, slot, lane);
-                warp.local.store(lane, address + j as u64 * u64::from(access.bytes), access.bytes, value);
+                warp.local.store(lane, address + at, access.bytes, value);
             }
             if self.checks.initcheck {
                 for j in 0..access.regs.len() {
@@ -183,8 +175,9 @@ impl Context<'_> {
     pub(super) fn line(&mut self, warp: &Warp, pc: u32, exec: u32, at: u32) -> Flow {
         let access = &self.code.lines[at as usize];
         let places = addresses(&warp.regs, access.addr, access.offset);
-        let found = self.locate(warp, pc, exec, (access.site, access.total()), &places, true);
-        if found.stop { Flow::Stop } else { Flow::Next }
+        let lanes = Lanes { pc, exec, addresses: &places };
+        let found = self.locate(warp, lanes, (access.site, access.total()), true);
+        if found.is_none() { Flow::Stop } else { Flow::Next }
     }
 
     /// `alloca`, `stacksave` and `stackrestore`: the end of a thread's local memory moves.

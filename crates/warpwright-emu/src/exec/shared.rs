@@ -2,14 +2,14 @@
 
 use std::cell::Cell;
 
+use super::access::{Lanes, same_value};
 use super::global::{
     addresses, broadcast, contiguous, extend, lane_value, lanes_of, race, set_lane, strong, uniform,
 };
 use super::transfer::{read_rows, span, write_rows};
-use crate::block::SharedMemory;
 use crate::code::layout::Slot;
 use crate::code::memory::Access;
-use crate::code::rows::{FULL, LANES, Registers};
+use crate::code::rows::{FULL, LANES};
 use crate::context::Context;
 use crate::counters::Direction;
 use crate::events::problem;
@@ -44,29 +44,27 @@ impl Context<'_> {
     #[inline(always)]
     pub(super) fn load_shared(&mut self, warp: &mut Warp, pc: u32, exec: u32, access: &Access) -> Flow {
         let addresses = addresses(&warp.regs, access.addr, access.offset);
+        let lanes = Lanes { pc, exec, addresses: &addresses };
         if exec == FULL
             && (self.shared_load_contiguous(warp, pc, access, &addresses)
                 || self.shared_load_uniform(warp, pc, access, &addresses))
         {
-            if self.cluster.asynchronous.watching() {
-                self.watch_shared(warp, pc, exec, &addresses, access.total(), false);
-            }
+            self.watch_shared(warp, lanes, access.total(), false);
             return Flow::Next;
         }
-        self.load_shared_lanes(warp, pc, exec, access, &addresses)
+        self.load_shared_lanes(warp, lanes, access)
     }
 
     #[inline(always)]
     pub(super) fn store_shared(&mut self, warp: &mut Warp, pc: u32, exec: u32, access: &Access) -> Flow {
         self.note_change();
         let addresses = addresses(&warp.regs, access.addr, access.offset);
+        let lanes = Lanes { pc, exec, addresses: &addresses };
         if exec == FULL && self.shared_store_contiguous(warp, pc, access, &addresses) {
-            if self.cluster.asynchronous.watching() {
-                self.watch_shared(warp, pc, exec, &addresses, access.total(), true);
-            }
+            self.watch_shared(warp, lanes, access.total(), true);
             return Flow::Next;
         }
-        self.store_shared_lanes(warp, pc, exec, access, &addresses)
+        self.store_shared_lanes(warp, lanes, access)
     }
 
     /// Whether all lanes' consecutive elements lie in shared memory and may be accessed at once.
@@ -130,9 +128,8 @@ impl Context<'_> {
         if self.checks.counters {
             self.counters.shared_scattered(Direction::Load, a, FULL, access.total());
         }
-        for (j, slot) in access.regs.iter().enumerate() {
-            let Some(slot) = *slot else { continue };
-            let value = self.block.shared.load(first + j as u64 * u64::from(access.bytes), access.bytes);
+        for (at, slot) in access.elements() {
+            let value = self.block.shared.load(first + at, access.bytes);
             broadcast(&mut warp.regs, slot, extend(access, slot, value));
         }
         true
@@ -153,8 +150,9 @@ impl Context<'_> {
         if let Some(races) = &mut self.races {
             let race = race(warp.index, pc, access, AccessKind::Write);
             let (shared, regs) = (&self.block.shared, &warp.regs);
-            let same =
-                |lane: u32, other: Option<u32>| same_value(regs, access, shared, a, lane as usize, other);
+            let same = |lane: u32, other: Option<u32>| {
+                same_value(regs, access, lane, other, |at| shared.load(a[lane as usize] + at, access.bytes))
+            };
             races.contiguous(&shared.races, first, 0, LANES as u32, race, &mut self.findings, &same);
         }
         if self.checks.counters {
@@ -170,23 +168,23 @@ impl Context<'_> {
         true
     }
 
-    /// Removes the lanes whose access is bad, after reporting them.
+    /// The lanes whose access is good, after reporting the others. `None` if the launch ends, as it does after a bad
+    /// access without memcheck.
     pub(super) fn locate_shared(
         &mut self,
         warp: &Warp,
-        pc: u32,
-        exec: u32,
+        lanes: Lanes<'_>,
         total: u32,
-        addresses: &[u64; LANES],
         write: bool,
-    ) -> (u32, bool) {
+    ) -> Option<u32> {
+        let Lanes { pc, exec, addresses } = lanes;
         // First all lanes at once, those that do not execute included: mostly everything is fine.
         let mut any = false;
         for a in addresses {
             any |= !self.block.shared.covers(*a, u64::from(total)) | (a & u64::from(total - 1) != 0);
         }
         if !any {
-            return (exec, false);
+            return Some(exec);
         }
         let mut bad = 0;
         for (lane, a) in addresses.iter().enumerate() {
@@ -200,40 +198,26 @@ impl Context<'_> {
             let problem = problem::window(Space::Shared, addresses[lane], total, range, write);
             stop |= self.bad_access(warp, pc, lane, &problem) == Flow::Stop;
         }
-        (exec & !bad, stop)
+        (!stop).then_some(exec & !bad)
     }
 
     #[inline(never)]
-    pub(super) fn load_shared_lanes(
-        &mut self,
-        warp: &mut Warp,
-        pc: u32,
-        exec: u32,
-        access: &Access,
-        addresses: &[u64; LANES],
-    ) -> Flow {
-        let total = access.total();
-        let (good, stop) = self.locate_shared(warp, pc, exec, total, addresses, false);
-        if stop {
-            return Flow::Stop;
-        }
-        self.zero_lanes(warp, exec & !good, access, AccessKind::Read);
+    pub(super) fn load_shared_lanes(&mut self, warp: &mut Warp, lanes: Lanes<'_>, access: &Access) -> Flow {
+        let (total, addresses) = (access.total(), lanes.addresses);
+        let Some(good) = self.locate_shared(warp, lanes, total, false) else { return Flow::Stop };
+        self.zero_lanes(warp, lanes.exec & !good, access, AccessKind::Read);
         if good == 0 {
             return Flow::Next;
         }
-        let shape = shape(addresses, good, total);
-        self.race_shared(warp, pc, good, access, addresses, shape, AccessKind::Read);
-        if self.cluster.asynchronous.watching() {
-            self.watch_shared(warp, pc, good, addresses, total, false);
-        }
-        self.count_shared(Direction::Load, good, total, addresses, shape);
+        let (lanes, shape) = (lanes.only(good), shape(addresses, good, total));
+        self.race_shared(warp, lanes, access, shape, AccessKind::Read);
+        self.watch_shared(warp, lanes, total, false);
+        self.count_shared(Direction::Load, lanes, total, shape);
         if self.checks.initcheck {
-            self.shared_undefined(warp, pc, good, total, addresses, shape);
+            self.shared_undefined(warp, lanes, total, shape);
         }
         let shared = &self.block.shared;
-        for (j, slot) in access.regs.iter().enumerate() {
-            let Some(slot) = *slot else { continue };
-            let step = j as u64 * u64::from(access.bytes);
+        for (step, slot) in access.elements() {
             match (shape, slot, access.bytes) {
                 (Shape::Uniform, ..) => {
                     let value = extend(access, slot, shared.load(addresses[0] + step, access.bytes));
@@ -253,55 +237,24 @@ impl Context<'_> {
                 }
             }
         }
-        if strong(access.ordering) {
-            self.note_poll(warp);
-        }
-        if strong(access.ordering)
-            && let Some(races) = &mut self.races
-        {
-            for lane in lanes_of(good) {
-                let (kind, ordering) = (AccessKind::Read, access.ordering);
-                races.acquire(Space::Shared, addresses[lane], warp.index, 1 << lane, kind, ordering);
-            }
-        }
+        self.acquire_lanes(warp, lanes, access, Space::Shared);
         Flow::Next
     }
 
     #[inline(never)]
-    pub(super) fn store_shared_lanes(
-        &mut self,
-        warp: &mut Warp,
-        pc: u32,
-        exec: u32,
-        access: &Access,
-        addresses: &[u64; LANES],
-    ) -> Flow {
-        let total = access.total();
-        let (good, stop) = self.locate_shared(warp, pc, exec, total, addresses, true);
-        if stop {
-            return Flow::Stop;
-        }
+    pub(super) fn store_shared_lanes(&mut self, warp: &Warp, lanes: Lanes<'_>, access: &Access) -> Flow {
+        let (total, addresses) = (access.total(), lanes.addresses);
+        let Some(good) = self.locate_shared(warp, lanes, total, true) else { return Flow::Stop };
         if good == 0 {
             return Flow::Next;
         }
-        let shape = shape(addresses, good, total);
-        self.race_shared(warp, pc, good, access, addresses, shape, AccessKind::Write);
-        if self.cluster.asynchronous.watching() {
-            self.watch_shared(warp, pc, good, addresses, total, true);
-        }
-        if strong(access.ordering)
-            && let Some(races) = &mut self.races
-        {
-            for lane in lanes_of(good) {
-                let (kind, ordering) = (AccessKind::Write, access.ordering);
-                races.release(Space::Shared, addresses[lane], warp.index, 1 << lane, kind, ordering);
-            }
-        }
-        self.count_shared(Direction::Store, good, total, addresses, shape);
+        let (lanes, shape) = (lanes.only(good), shape(addresses, good, total));
+        self.race_shared(warp, lanes, access, shape, AccessKind::Write);
+        self.watch_shared(warp, lanes, total, true);
+        self.release_lanes(warp, lanes, access, Space::Shared);
+        self.count_shared(Direction::Store, lanes, total, shape);
         let shared = &mut self.block.shared;
-        for (j, slot) in access.regs.iter().enumerate() {
-            let Some(slot) = *slot else { continue };
-            let step = j as u64 * u64::from(access.bytes);
+        for (step, slot) in access.elements() {
             for lane in lanes_of(good) {
                 shared.store(addresses[lane] + step, access.bytes, lane_value(&warp.regs, slot, lane));
             }
@@ -336,32 +289,31 @@ impl Context<'_> {
         }
     }
 
-    fn count_shared(&mut self, direction: Direction, good: u32, total: u32, a: &[u64; LANES], shape: Shape) {
+    fn count_shared(&mut self, direction: Direction, lanes: Lanes<'_>, total: u32, shape: Shape) {
         if !self.checks.counters {
             return;
         }
         if shape == Shape::Contiguous {
             self.counters.shared_contiguous(direction, 0, LANES as u32, total);
         } else {
-            self.counters.shared_scattered(direction, a, good, total);
+            self.counters.shared_scattered(direction, lanes.addresses, lanes.exec, total);
         }
     }
 
-    #[allow(clippy::too_many_arguments, reason = "the facts of an access")]
     fn race_shared(
         &mut self,
         warp: &Warp,
-        pc: u32,
-        good: u32,
+        lanes: Lanes<'_>,
         access: &Access,
-        a: &[u64; LANES],
         shape: Shape,
         kind: AccessKind,
     ) {
+        let Lanes { pc, exec, addresses: a } = lanes;
         let Some(races) = &mut self.races else { return };
         let shared = &self.block.shared;
         let same = |lane: u32, other: Option<u32>| {
-            kind == AccessKind::Write && same_value(&warp.regs, access, shared, a, lane as usize, other)
+            let held = |at| shared.load(a[lane as usize] + at, access.bytes);
+            kind == AccessKind::Write && same_value(&warp.regs, access, lane, other, held)
         };
         let race: events::Access = race(warp.index, pc, access, kind);
         let findings = &mut self.findings;
@@ -369,20 +321,13 @@ impl Context<'_> {
             Shape::Contiguous => {
                 races.contiguous(&shared.races, a[0], 0, LANES as u32, race, findings, &same);
             }
-            Shape::Uniform => races.uniform(&shared.races, a[0], good, race, findings, &same),
-            Shape::Scattered => races.scattered(&shared.races, a, good, race, findings, &same),
+            Shape::Uniform => races.uniform(&shared.races, a[0], exec, race, findings, &same),
+            Shape::Scattered => races.scattered(&shared.races, a, exec, race, findings, &same),
         }
     }
 
-    pub(super) fn shared_undefined(
-        &mut self,
-        warp: &Warp,
-        pc: u32,
-        good: u32,
-        total: u32,
-        a: &[u64; LANES],
-        shape: Shape,
-    ) {
+    pub(super) fn shared_undefined(&mut self, warp: &Warp, lanes: Lanes<'_>, total: u32, shape: Shape) {
+        let Lanes { pc, exec, addresses: a } = lanes;
         let shared = &self.block.shared;
         let all = match shape {
             Shape::Contiguous => shared.is_defined(a[0], LANES as u64 * u64::from(total)),
@@ -392,7 +337,7 @@ impl Context<'_> {
         if all {
             return;
         }
-        let missing = lanes_of(good)
+        let missing = lanes_of(exec)
             .filter(|l| !shared.is_defined(a[*l], u64::from(total)))
             .fold(0u32, |m, l| m | 1 << l);
         for lane in lanes_of(missing) {
@@ -405,24 +350,4 @@ impl Context<'_> {
             });
         }
     }
-}
-
-fn same_value(
-    regs: &Registers,
-    access: &Access,
-    shared: &SharedMemory,
-    a: &[u64; LANES],
-    lane: usize,
-    other: Option<u32>,
-) -> bool {
-    access.regs.iter().enumerate().all(|(i, slot)| {
-        let Some(slot) = *slot else { return true };
-        let mask = u64::MAX >> (64 - 8 * access.bytes);
-        let mine = lane_value(regs, slot, lane) & mask;
-        let theirs = match other {
-            Some(other) => lane_value(regs, slot, other as usize) & mask,
-            None => shared.load(a[lane] + i as u64 * u64::from(access.bytes), access.bytes),
-        };
-        mine == theirs
-    })
 }

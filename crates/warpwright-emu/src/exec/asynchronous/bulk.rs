@@ -17,6 +17,7 @@ use crate::events::AccessKind;
 use crate::events::asynchronous::Part;
 use crate::events::problem::{self, Problem};
 use crate::events::view::View;
+use crate::exec::access::Lanes;
 use crate::exec::atom;
 use crate::exec::global::{alike, lane_value, lanes_of};
 use crate::float;
@@ -515,7 +516,8 @@ impl Context<'_> {
                 cx.block.shared.write(spot.address, &vec![0; bytes as usize]);
                 cx.block.shared.define(spot.address, bytes);
                 let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
-                cx.watch_shared(warp, issuer.pc, 1 << lane, &addresses, bytes, true);
+                let written = Lanes { pc: issuer.pc, exec: 1 << lane, addresses: &addresses };
+                cx.watch_shared(warp, written, bytes, true);
             });
         }
         self.progressed();

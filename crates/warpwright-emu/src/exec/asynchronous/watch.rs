@@ -10,6 +10,7 @@ use crate::code::op::Op;
 use crate::context::Context;
 use crate::events::asynchronous::{Cell, Ends, Generic, Part};
 use crate::events::{self, AccessKind, Strength};
+use crate::exec::access::Lanes;
 use crate::exec::global::lanes_of;
 use crate::memory::Allocation;
 use crate::report::{Other, Site, Space, Tool};
@@ -231,17 +232,17 @@ impl Context<'_> {
         }
     }
 
-    /// A generic access of lanes to the shared memory in the context; `addresses` are those of all lanes.
+    /// A generic access of lanes to the shared memory in the context.
+    #[inline(always)]
+    pub(crate) fn watch_shared(&mut self, warp: &Warp, lanes: Lanes<'_>, bytes: u32, write: bool) {
+        if self.cluster.asynchronous.watching() {
+            self.clashes_of_shared(warp, lanes, bytes, write);
+        }
+    }
+
     #[inline(never)]
-    pub(crate) fn watch_shared(
-        &mut self,
-        warp: &Warp,
-        pc: u32,
-        lanes: u32,
-        addresses: &[u64; 32],
-        bytes: u32,
-        write: bool,
-    ) {
+    fn clashes_of_shared(&mut self, warp: &Warp, lanes: Lanes<'_>, bytes: u32, write: bool) {
+        let Lanes { pc, exec: lanes, addresses } = lanes;
         let rank = self.rank();
         let issuer = Issuer { rank, warp: warp.index, lanes, live: warp.live, pc };
         if !self.block.shared.mbarriers.is_empty() {

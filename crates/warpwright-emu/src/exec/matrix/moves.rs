@@ -12,6 +12,7 @@ use crate::context::Context;
 use crate::counters::Direction;
 use crate::events::problem;
 use crate::events::{self, AccessKind, Strength};
+use crate::exec::access::Lanes;
 use crate::exec::global::{addresses, lanes_of};
 use crate::exec::rows::put32;
 use crate::exec::shared::Shape;
@@ -42,10 +43,11 @@ impl Tiles {
 impl Context<'_> {
     pub(super) fn load_matrices(&mut self, warp: &mut Warp, pc: u32, exec: u32, tiles: &Tiles) {
         let Some((rows, good)) = self.matrix_rows(warp, pc, exec, tiles, Direction::Load) else { return };
+        let lanes = Lanes { pc, exec: good, addresses: &rows };
         if self.checks.initcheck {
-            self.shared_undefined(warp, pc, good, ROW, &rows, Shape::Scattered);
+            self.shared_undefined(warp, lanes, ROW, Shape::Scattered);
         }
-        self.race_matrices(warp, pc, good, tiles, &rows, AccessKind::Read);
+        self.race_matrices(warp, lanes, tiles, AccessKind::Read);
         for (m, d) in tiles.regs.iter().enumerate() {
             let mut out = [0; LANES];
             for (lane, out) in out.iter_mut().enumerate() {
@@ -65,7 +67,7 @@ impl Context<'_> {
 
     pub(super) fn store_matrices(&mut self, warp: &mut Warp, pc: u32, exec: u32, tiles: &Tiles) {
         let Some((rows, good)) = self.matrix_rows(warp, pc, exec, tiles, Direction::Store) else { return };
-        self.race_matrices(warp, pc, good, tiles, &rows, AccessKind::Write);
+        self.race_matrices(warp, Lanes { pc, exec: good, addresses: &rows }, tiles, AccessKind::Write);
         for (m, s) in tiles.regs.iter().enumerate() {
             let values = warp.regs.r32[*s as usize].0;
             for lane in lanes_of(exec) {
@@ -105,28 +107,17 @@ impl Context<'_> {
                 }
             }
         }
-        let (good, bad) = self.locate_shared(warp, pc, asked, ROW, &rows, write);
-        if stop || bad {
-            return None;
-        }
+        let good = self.locate_shared(warp, Lanes { pc, exec: asked, addresses: &rows }, ROW, write);
+        let good = good.filter(|_| !stop)?;
         if self.checks.counters {
             self.counters.shared_scattered(direction, &rows, good, ROW);
         }
         Some((rows, good))
     }
 
-    fn race_matrices(
-        &mut self,
-        warp: &Warp,
-        pc: u32,
-        good: u32,
-        tiles: &Tiles,
-        rows: &[u64; LANES],
-        kind: AccessKind,
-    ) {
-        if self.cluster.asynchronous.watching() {
-            self.watch_shared(warp, pc, good, rows, 16, kind != AccessKind::Read);
-        }
+    fn race_matrices(&mut self, warp: &Warp, lanes: Lanes<'_>, tiles: &Tiles, kind: AccessKind) {
+        let Lanes { pc, exec: good, addresses: rows } = lanes;
+        self.watch_shared(warp, lanes, ROW, kind != AccessKind::Read);
         let Some(races) = &mut self.races else { return };
         // Neighbouring elements of a row are one word.
         let parts = if tiles.transposed { 0..2 } else { 0..1 };

@@ -9,6 +9,7 @@ use warpwright_ptx::{Ordering, Scope, Semantics};
 use super::shadow::Id;
 use super::{AccessKind, BlockRaces, Participant, Strength};
 use crate::code::asynchronous::Proxied;
+use crate::events::StrongAccess;
 use crate::events::view::{Acquired, Release, Variables, View, lock};
 use crate::report::Space;
 
@@ -630,23 +631,15 @@ impl BlockRaces<'_> {
         !self.clocks.variables.is_empty() || self.launch.published.load(Atomic::Acquire)
     }
 
-    /// Lanes of a warp are about to write strongly to the variable at `address` (device address, or offset in shared
-    /// memory). Call it before the memory operation, so that no other worker sees the value before its clock.
-    pub fn release(
-        &mut self,
-        space: Space,
-        address: u64,
-        warp: u32,
-        lanes: u32,
-        kind: AccessKind,
-        ordering: Ordering,
-    ) {
+    /// A lane is about to write strongly to a variable. Call it before the memory operation, so that no other worker
+    /// sees the value before its clock.
+    pub fn release(&mut self, access: &StrongAccess) {
+        let StrongAccess { space, address, warp, lane, kind, ordering } = *access;
         if !self.wants_release(kind, ordering) {
             return;
         }
         let explicit = matches!(ordering.semantics, Semantics::Release | Semantics::AcqRel);
-        let strength = strength_of(kind, ordering);
-        let releases = self.clocks.releases(warp, lanes, strength as u32, explicit);
+        let releases = self.clocks.releases(warp, 1 << lane, access.strength() as u32, explicit);
         let store = kind == AccessKind::Write;
         if space == Space::Shared {
             self.clocks.variables.publish(address, &releases, store);
@@ -659,16 +652,9 @@ impl BlockRaces<'_> {
         self.moved();
     }
 
-    /// Lanes of a warp have read the variable at `address` strongly. Call it after the memory operation.
-    pub fn acquire(
-        &mut self,
-        space: Space,
-        address: u64,
-        warp: u32,
-        lanes: u32,
-        kind: AccessKind,
-        ordering: Ordering,
-    ) {
+    /// A lane has read a variable strongly. Call it after the memory operation.
+    pub fn acquire(&mut self, access: &StrongAccess) {
+        let StrongAccess { space, address, warp, lane, kind, ordering } = *access;
         if !self.wants_acquire(kind, ordering) {
             return;
         }
@@ -679,13 +665,9 @@ impl BlockRaces<'_> {
             lock(self.launch.variables(address)).observe(address)
         };
         if let Some(acquired) = observed {
-            let strength = strength_of(kind, ordering);
+            let strength = access.strength();
             let barrier = strength <= Strength::Cta || kind == AccessKind::Atomic;
-            self.clocks.acquire(warp, Reading { lanes, acquired, strength, barrier }, explicit);
+            self.clocks.acquire(warp, Reading { lanes: 1 << lane, acquired, strength, barrier }, explicit);
         }
     }
-}
-
-fn strength_of(kind: AccessKind, ordering: Ordering) -> Strength {
-    if kind == AccessKind::Atomic { Strength::of_atomic(ordering) } else { Strength::of(ordering) }
 }

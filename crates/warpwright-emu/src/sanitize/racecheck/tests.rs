@@ -3,6 +3,7 @@
 use warpwright_ptx::{Ordering, Scope, Semantics};
 
 use super::*;
+use crate::events::StrongAccess;
 use crate::report::{Finding, Position, Resolve, Severity, Space};
 
 const FULL: u32 = u32::MAX;
@@ -125,8 +126,9 @@ impl Run<'_> {
         let strength = if kind == ATOMIC { Strength::of_atomic(o) } else { Strength::of(o) };
         let access = Access { warp, pc, bytes: 4, kind, strength };
         self.races.contiguous(shadow, offset, lane, 1, access, self.findings, &|_, _| false);
-        self.races.release(space, offset, warp, 1 << lane, kind, o);
-        self.races.acquire(space, offset, warp, 1 << lane, kind, o);
+        let access = StrongAccess { space, address: offset, warp, lane: lane as usize, kind, ordering: o };
+        self.races.release(&access);
+        self.races.acquire(&access);
     }
 }
 
