@@ -1,4 +1,4 @@
-//! `fuzz`: random kernels on every device that there is.
+//! `fuzz`: random kernels in the emulator and on a GPU.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -6,12 +6,12 @@ use std::time::Instant;
 use clap::Args;
 use serde_json::json;
 use warpwright_ptx::DType;
-use warpwright_runtime::Device;
+use warpwright_runtime::{Device, DeviceId};
 use warpwright_testkit::differential::{Wrong, check, disagree, plain, reduce, reference, run as run_on};
 use warpwright_testkit::random::{self, Program};
 
-use super::first_gpu;
-use crate::args::JsonArg;
+use super::open_gpu;
+use crate::args::{DeviceArg, JsonArg};
 use crate::checkpoint::atomic::write_whole;
 use crate::console::Console;
 use crate::error::{Error, Outcome};
@@ -29,9 +29,9 @@ pub struct FuzzArgs {
     #[arg(long, value_name = "LEVELS", value_delimiter = ',', default_value = "0,4",
           value_parser = clap::value_parser!(u32).range(0..=4))]
     pub levels: Vec<u32>,
-    /// Leave GPUs alone.
-    #[arg(long)]
-    pub emulator_only: bool,
+    /// What is held against the emulator beside the emulator itself.
+    #[command(flatten)]
+    pub device: DeviceArg,
     /// Where kernels go that devices disagree on, cut down to what matters, with their input and what the emulator
     /// makes of it.
     #[arg(short, long, value_name = "FOLDER")]
@@ -78,7 +78,7 @@ struct Kept {
 /// Runs the command. What was found until the user ends it is said.
 ///
 /// # Errors
-/// A GPU that is there cannot be used, or a file cannot be written; interrupted. A difference is a finding.
+/// A GPU that is named cannot be used, or a file cannot be written; interrupted. A difference is a finding.
 pub fn run(args: &FuzzArgs, console: &mut Console) -> Result<Outcome, Error> {
     let started = Instant::now();
     if let Some(folder) = &args.output {
@@ -125,16 +125,19 @@ pub fn run(args: &FuzzArgs, console: &mut Console) -> Result<Outcome, Error> {
 /// The devices that are held against the emulator.
 fn runners(args: &FuzzArgs, console: &Console) -> Result<Vec<Runner>, Error> {
     let mut runners = vec![Runner { name: "emulator in another order".to_owned(), device: plain() }];
-    let gpu = if args.emulator_only { None } else { first_gpu(console) };
-    if let Some(gpu) = gpu {
-        if gpu.sm() < 80 {
-            console.note(format_args!("{gpu} is left alone: the kernels are for sm_80 and above"));
-        } else {
-            for level in &args.levels {
-                let name = format!("{gpu} at -O{level}");
-                runners.push(Runner { name, device: Device::cuda_compiling(0, *level)? });
-            }
+    let Some(gpu) = open_gpu(&args.device.device, console)? else { return Ok(runners) };
+    let DeviceId::Cuda(ordinal) = gpu.id() else { return Ok(runners) };
+    if gpu.sm() < 80 {
+        if args.device.device != "auto" {
+            let message = format!("--device: {gpu} does not run the kernels, which are for sm_80 and above");
+            return Err(Error::usage(message, "compare the emulator with itself: --device emulator"));
         }
+        console.note(format_args!("{gpu} is left alone: the kernels are for sm_80 and above"));
+        return Ok(runners);
+    }
+    for level in &args.levels {
+        let name = format!("{gpu} at -O{level}");
+        runners.push(Runner { name, device: Device::cuda_compiling(ordinal, *level)? });
     }
     Ok(runners)
 }

@@ -64,6 +64,15 @@ pub(crate) fn first_gpu(console: &Console) -> Option<Device> {
     None
 }
 
+/// The GPU of a name; `None` for the emulator, also where nothing else is there for `auto`.
+pub(crate) fn open_gpu(name: &str, console: &Console) -> Result<Option<Device>, Error> {
+    match name {
+        "auto" => Ok(first_gpu(console)),
+        "emulator" => Ok(None),
+        _ => Ok(Some(Device::open(name)?).filter(|device| !device.is_emulator())),
+    }
+}
+
 /// A device by name; if it is an emulator, one that is set up like this and ends its launches when a signal comes.
 pub(crate) fn open_with(name: &str, config: EmulatorConfig, console: &Console) -> Result<Device, Error> {
     let config = EmulatorConfig { interrupt: Some(interrupt::token()), ..config };

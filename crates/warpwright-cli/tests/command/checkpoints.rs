@@ -163,24 +163,10 @@ fn bad_inputs_are_named_and_leave_nothing_behind() {
     for (what, bytes, expected) in cases {
         let place = Place::new();
         place.write("in.safetensors", bytes);
-        let ran = place.run(&[
-            "quantize",
-            "in.safetensors",
-            "-o",
-            "q.safetensors",
-            "--format",
-            "bnb-nf4",
-            "--device",
-            "emulator",
-        ]);
-        assert_eq!(ran.code, Some(2), "{what}: {}", ran.err);
-        assert!(ran.err.starts_with("error: in.safetensors: "), "{what}: {}", ran.err);
-        assert!(ran.err.contains("\nhelp: "), "{what}: {}", ran.err);
-        for text in expected {
-            assert!(ran.err.contains(text), "{what}: {text:?} in {}", ran.err);
-        }
-        assert_eq!(ran.out, "", "{what}");
-        assert_eq!(place.files(), ["in.safetensors"], "{what}");
+        let quantize =
+            ["quantize", "in.safetensors", "-o", "q.safetensors", "--format=bnb-nf4", "--device=emulator"];
+        let told = place.refused(&quantize, expected);
+        assert!(told.starts_with("error: in.safetensors: ") && told.contains("\nhelp: "), "{what}: {told}");
     }
 }
 
@@ -189,7 +175,6 @@ fn misuse_is_told_before_any_work() {
     let place = Place::new();
     place.write("in.safetensors", one_weight([4, 64], weights()));
     place.write("there.safetensors", "mine");
-    let quantize = ["quantize", "in.safetensors", "-o"];
     let cases: [(&[&str], &str); 10] = [
         (&["there.safetensors", "--format", "int4"], "there.safetensors: exists already"),
         (&["q.safetensors", "--format", "bnb-nf4", "--block-size", "48"], "--block-size 48"),
@@ -205,16 +190,9 @@ fn misuse_is_told_before_any_work() {
         (&["q.safetensors", "--format", "int5"], "invalid value 'int5'"),
         (&["q.safetensors"], "--format"),
     ];
-    for (args, expected) in cases {
-        let ran = place.run(&[&quantize[..], args].concat());
-        assert_eq!(ran.code, Some(2), "{args:?}");
-        assert!(ran.err.contains(expected), "{args:?}: {}", ran.err);
-        assert_eq!(place.files(), ["in.safetensors", "there.safetensors"], "{args:?}");
-        assert_eq!(place.read("there.safetensors"), b"mine");
-    }
-    let missing = place.run(&["quantize", "nowhere.safetensors", "-o", "q", "--format", "int4"]);
-    assert!(missing.err.starts_with("error: nowhere.safetensors: cannot open: "), "{}", missing.err);
-    assert_eq!(missing.code, Some(2));
+    place.refuses(&["quantize", "in.safetensors", "-o"], &cases);
+    let missing = ["quantize", "nowhere.safetensors", "-o", "q", "--format", "int4"];
+    place.refused(&missing, &["error: nowhere.safetensors: cannot open: "]);
 }
 
 #[test]
@@ -224,14 +202,12 @@ fn an_output_is_replaced_only_when_asked() {
     place.write("q.safetensors", "mine");
     let args =
         ["quantize", "in.safetensors", "-o", "q.safetensors", "--format", "int4", "--device", "emulator"];
-    assert_eq!(place.run(&args).code, Some(2));
-    assert_eq!(place.read("q.safetensors"), b"mine");
+    place.refused(&args, &["q.safetensors: exists already"]);
     let ran = place.run(&[&args[..], &["--force"]].concat());
     assert_eq!(ran.code, Some(0), "{}", ran.err);
     assert_eq!(place.json(&["inspect", "q.safetensors", "--json"])["schemes"], json!(["int4"]));
-    let again = place.run(&["quantize", "q.safetensors", "-o", "qq.safetensors", "--format", "int4"]);
-    assert_eq!(again.code, Some(2));
-    assert!(again.err.contains("is quantized already (int4)"), "{}", again.err);
+    let again = ["quantize", "q.safetensors", "-o", "qq.safetensors", "--format", "int4"];
+    place.refused(&again, &["is quantized already (int4)"]);
 }
 
 /// A disk that is full: the shell limits the size of files that the command may write.
@@ -268,9 +244,8 @@ fn a_full_disk_leaves_the_folder_as_it_was() {
 fn an_output_that_is_no_file_is_refused_even_with_force() {
     let place = Place::new();
     place.write("in.safetensors", one_weight([4, 64], weights()));
-    let ran = place.run(&["quantize", "in.safetensors", "-o", "/dev/full", "--format", "int4", "--force"]);
-    assert_eq!(ran.code, Some(2));
-    assert!(ran.err.starts_with("error: /dev/full: is not a regular file"), "{}", ran.err);
+    let quantize = ["quantize", "in.safetensors", "-o", "/dev/full", "--format", "int4", "--force"];
+    place.refused(&quantize, &["error: /dev/full: is not a regular file"]);
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! Running the command in tests, and making files for it.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::SystemTime;
 
 /// A folder that goes away with the test, and the command run in it.
 pub(crate) struct Place {
@@ -52,6 +54,44 @@ impl Place {
 
     pub(crate) fn run(&self, args: &[&str]) -> Ran {
         finish(self.command().args(args))
+    }
+
+    /// Every file below the folder, with its size and when it was written.
+    fn snapshot(&self) -> BTreeMap<PathBuf, Option<(u64, SystemTime)>> {
+        let mut found = BTreeMap::new();
+        let mut folders = vec![self.folder.path().to_owned()];
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).expect("the folder is there") {
+                let entry = entry.expect("readable");
+                let meta = entry.metadata().expect("the entry is there");
+                if meta.is_dir() {
+                    folders.push(entry.path());
+                }
+                let written = || (meta.len(), meta.modified().expect("the system has times"));
+                found.insert(entry.path(), meta.is_file().then(written));
+            }
+        }
+        found
+    }
+
+    /// Runs the command, which must refuse: it ends with 2, says why with all of `words` and prints nothing else, and
+    /// every file is as before. What it says.
+    pub(crate) fn refused(&self, args: &[&str], words: &[&str]) -> String {
+        let before = self.snapshot();
+        let ran = self.run(args);
+        assert_eq!((ran.code, &*ran.out), (Some(2), ""), "{args:?}: {}", ran.err);
+        for word in words {
+            assert!(ran.err.contains(word), "{args:?}: no {word:?} in {}", ran.err);
+        }
+        assert_eq!(self.snapshot(), before, "{args:?}");
+        ran.err
+    }
+
+    /// The command with each of these arguments must be [`refused`](Self::refused) with the words beside them.
+    pub(crate) fn refuses(&self, command: &[&str], cases: &[(&[&str], &str)]) {
+        for (args, words) in cases {
+            self.refused(&[command, args].concat(), &[words]);
+        }
     }
 
     /// Runs the command, which must succeed and print JSON.

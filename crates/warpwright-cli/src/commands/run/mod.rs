@@ -19,12 +19,11 @@ use warpwright_emu::counters::LineCounters;
 use warpwright_emu::report::Severity;
 use warpwright_emu::{Counters, Finding, HeapBlock, Printed, Sanitizers};
 use warpwright_ptx::text;
-use warpwright_runtime::Device;
 
 use self::arguments::Arguments;
 use self::outputs::Output;
-use super::first_gpu;
 use super::lint::{examine, read_ptx};
+use super::open_gpu;
 use crate::args::{ReportFormat, RunArgs};
 use crate::console::Console;
 use crate::error::{Error, Outcome};
@@ -50,7 +49,7 @@ pub fn run(args: &RunArgs, console: &mut Console) -> Result<Outcome, Error> {
     };
     outputs::check(args, &arguments)?;
     let launch = Launch { args, source: &source, entry: &entry, arguments };
-    let mut outcome = match device_of(args, console)? {
+    let mut outcome = match open_gpu(&args.device.device, console)? {
         Some(device) => {
             if args.schedules > 1 {
                 console.note("schedules are the emulator's: --device emulator");
@@ -121,19 +120,6 @@ impl Difference {
             "`{array}` depends on the schedule: element {element} is another one with --completion random:{seed}"
         )
     }
-}
-
-/// The GPU to run on; `None` for the emulator.
-fn device_of(args: &RunArgs, console: &Console) -> Result<Option<Device>, Error> {
-    let name = args.device.device.as_str();
-    if name == "emulator" {
-        return Ok(None);
-    }
-    if name == "auto" {
-        return Ok(first_gpu(console));
-    }
-    let device = Device::open(name)?;
-    Ok((!device.is_emulator()).then_some(device))
 }
 
 /// The text of a PTX file without errors; what is wrong with another is printed.
