@@ -189,10 +189,11 @@ pub(crate) fn sync_folder(folder: &Path) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn names(folder: &Path) -> Vec<String> {
+    /// The names in a folder, hidden ones included.
+    pub(crate) fn names_in(folder: &Path) -> Vec<String> {
         let mut names: Vec<_> = std::fs::read_dir(folder)
             .unwrap()
             .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
@@ -207,9 +208,9 @@ mod tests {
         let target = folder.path().join("out");
         let file = AtomicFile::create(&target, false).unwrap();
         file.write_all_at(b"half", 0).unwrap();
-        assert_eq!(names(folder.path()).len(), 1);
+        assert_eq!(names_in(folder.path()).len(), 1);
         drop(file);
-        assert!(names(folder.path()).is_empty());
+        assert!(names_in(folder.path()).is_empty());
 
         let file = AtomicFile::create(&target, false).unwrap();
         file.write_all_at(b"world", 6).unwrap();
@@ -220,7 +221,7 @@ mod tests {
         assert!(!target.exists());
         file.commit().unwrap();
         assert_eq!(std::fs::read(&target).unwrap(), b"hello world");
-        assert_eq!(names(folder.path()), ["out"]);
+        assert_eq!(names_in(folder.path()), ["out"]);
     }
 
     #[test]
@@ -235,7 +236,7 @@ mod tests {
         assert_eq!(std::fs::read(&target).unwrap(), b"theirs");
         write_whole(&target, b"ours", true).unwrap();
         assert_eq!(std::fs::read(&target).unwrap(), b"ours");
-        assert_eq!(names(folder.path()), ["out"]);
+        assert_eq!(names_in(folder.path()), ["out"]);
     }
 
     #[test]

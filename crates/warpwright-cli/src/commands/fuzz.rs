@@ -29,7 +29,7 @@ pub struct FuzzArgs {
     #[arg(long, value_name = "LEVELS", value_delimiter = ',', default_value = "0,4",
           value_parser = clap::value_parser!(u32).range(0..=4))]
     pub levels: Vec<u32>,
-    /// What is held against the emulator beside the emulator itself.
+    /// The device that is held against the emulator; the emulator is held against itself in any case.
     #[command(flatten)]
     pub device: DeviceArg,
     /// Where kernels go that devices disagree on, cut down to what matters, with their input and what the emulator

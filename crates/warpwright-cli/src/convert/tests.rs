@@ -15,6 +15,7 @@ use super::quantize::{Observer, Options};
 use super::verify::Mismatches;
 use super::{dequantize, quantize};
 use crate::args::Format;
+use crate::checkpoint::atomic::tests::names_in;
 use crate::checkpoint::floats;
 use crate::checkpoint::quantized::find_quantized;
 use crate::checkpoint::sharded::{INDEX, SINGLE};
@@ -165,15 +166,6 @@ fn contents(path: &Path) -> BTreeMap<String, (StoredType, Vec<u64>, Vec<u8>)> {
         .collect()
 }
 
-fn files(folder: &Path) -> Vec<String> {
-    let mut names: Vec<_> = std::fs::read_dir(folder)
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
-        .collect();
-    names.sort();
-    names
-}
-
 fn every_option() -> Vec<Options> {
     let mut all = Vec::new();
     for format in [Format::BnbNf4, Format::BnbFp4, Format::Int4] {
@@ -235,7 +227,7 @@ fn every_format_makes_the_whole_way_there_and_back() {
                 assert_eq!(*bytes, before[name].2, "{name}");
             }
         }
-        assert_eq!(files(folder.path()).len(), 3, "no temporary file is left");
+        assert_eq!(names_in(folder.path()).len(), 3, "no temporary file is left");
     }
 }
 
@@ -373,7 +365,7 @@ fn a_weight_that_is_no_number_is_named_and_nothing_is_left_behind() {
             assert!(text.contains("in.safetensors: tensor 'w': element 333 is"), "{text}");
             assert!(text.contains(shown), "{text}");
             assert!(error.help().unwrap().contains("--skip"));
-            assert_eq!(files(folder.path()), ["in.safetensors"]);
+            assert_eq!(names_in(folder.path()), ["in.safetensors"]);
         }
     }
 }
@@ -404,7 +396,7 @@ fn verification_notices_one_wrong_code_and_withholds_the_output() {
     assert!(summary.has_mismatches());
     let found = summary.tensors.iter().find(|t| t.name == "b.weight").unwrap().mismatches.unwrap();
     assert_eq!((found.codes, found.scales), (1, 0));
-    assert_eq!(files(folder.path()), ["in.safetensors"]);
+    assert_eq!(names_in(folder.path()), ["in.safetensors"]);
 }
 
 #[test]
@@ -452,8 +444,8 @@ fn shards_go_to_a_folder_with_an_index_and_a_configuration() {
     let output = folder.path().join("out");
     let options = Options::new(Format::BnbNf4);
     quantize_to(&model, &output, &options, &Reference::default()).unwrap();
-    assert_eq!(files(&output), ["config.json", "m-1.safetensors", "m-2.safetensors", INDEX]);
-    assert_eq!(files(folder.path()), ["model", "out"]);
+    assert_eq!(names_in(&output), ["config.json", "m-1.safetensors", "m-2.safetensors", INDEX]);
+    assert_eq!(names_in(folder.path()), ["model", "out"]);
     let index: serde_json::Value =
         serde_json::from_slice(&std::fs::read(output.join(INDEX)).unwrap()).unwrap();
     assert_eq!(index["weight_map"]["y.weight.absmax"], "m-2.safetensors");
@@ -478,11 +470,11 @@ fn a_new_folder_gets_the_tokenizer() {
     let options = Options::new(Format::BnbNf4);
     quantize_to(&model, &output, &options, &Reference::default()).unwrap();
     let all = ["config.json", "m-1.safetensors", "m-2.safetensors", INDEX, "tokenizer.json"];
-    assert_eq!(files(&output), all);
+    assert_eq!(names_in(&output), all);
     assert_eq!(std::fs::read_to_string(output.join("tokenizer.json")).unwrap(), "{}");
     let back = folder.path().join("back");
     dequantize_to(&output, &back, None).unwrap();
-    assert_eq!(files(&back), all);
+    assert_eq!(names_in(&back), all);
 
     // A folder with files keeps its own.
     std::fs::write(output.join("tokenizer.json"), "[]").unwrap();
@@ -519,7 +511,7 @@ fn parts_of_one_weight_may_lie_in_different_shards() {
     dequantize_to(&output, &whole, None).unwrap();
     dequantize_to(&split, &back, None).unwrap();
     assert_eq!(contents(&back)["x.weight"], contents(&whole)["x.weight"]);
-    assert_eq!(files(&back), ["1.safetensors", INDEX]);
+    assert_eq!(names_in(&back), ["1.safetensors", INDEX]);
 }
 
 #[test]
@@ -552,7 +544,7 @@ fn a_file_goes_into_an_existing_folder_under_its_own_name() {
     std::fs::create_dir(&output).unwrap();
     quantize_to(&folder.path().join(SINGLE), &output, &Options::new(Format::Int4), &Reference::default())
         .unwrap();
-    assert_eq!(files(&output), [SINGLE]);
+    assert_eq!(names_in(&output), [SINGLE]);
 }
 
 #[test]

@@ -58,19 +58,14 @@ DONE:
     )
 }
 
-const RUN: [&str; 12] = [
+const RUN: [&str; 7] = [
     "run",
     "k.ptx",
-    "--grid",
-    "1",
-    "--block",
-    "32",
-    "--device",
-    "emulator",
-    "--arg",
-    "in:x.npy",
-    "--arg",
-    "out:y.npy:f32:1",
+    "--grid=1",
+    "--block=32",
+    "--device=emulator",
+    "--arg=in:x.npy",
+    "--arg=out:y.npy:f32:1",
 ];
 
 fn place(text: &str) -> Place {

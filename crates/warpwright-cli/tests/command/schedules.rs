@@ -31,19 +31,14 @@ DONE:
     )
 }
 
-const RUN: [&str; 12] = [
+const RUN: [&str; 7] = [
     "run",
     "k.ptx",
-    "--grid",
-    "1",
-    "--block",
-    "64",
-    "--device",
-    "emulator",
-    "--arg",
-    "inout:c.npy:d.npy",
-    "--arg",
-    "out:x.npy:u32:2",
+    "--grid=1",
+    "--block=64",
+    "--device=emulator",
+    "--arg=inout:c.npy:d.npy",
+    "--arg=out:x.npy:u32:2",
 ];
 
 /// A place with a kernel and a counter of 0.

@@ -27,31 +27,25 @@ fn check(call: &'static str, code: sys::CUresult) -> Outcome {
     if code == sys::CUresult::CUDA_SUCCESS { Ok(()) } else { Err(Failure { call, code }) }
 }
 
-fn text(get: impl FnOnce() -> Result<&'static CStr, result::DriverError>) -> String {
-    get().map_or_else(|_| "unknown error".to_owned(), |s| s.to_string_lossy().into_owned())
+/// A text that the driver has for a code; `get` stores a pointer to a static string, or null and an error.
+fn text(get: impl FnOnce(*mut *const c_char) -> sys::CUresult) -> String {
+    let mut text = ptr::null();
+    if get(&raw mut text) != sys::CUresult::CUDA_SUCCESS || text.is_null() {
+        return "unknown error".to_owned();
+    }
+    // SAFETY: the driver stored a pointer to a static string.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
 impl Failure {
     pub(super) fn name(self) -> String {
-        text(|| {
-            let mut name = ptr::null();
-            // SAFETY: the driver stores a pointer to a static string, or null and an error.
-            unsafe {
-                sys::cuGetErrorName(self.code, &raw mut name).result()?;
-                Ok(CStr::from_ptr(name))
-            }
-        })
+        // SAFETY: the pointer is to a place for a pointer.
+        text(|to| unsafe { sys::cuGetErrorName(self.code, to) })
     }
 
     pub(super) fn description(self) -> String {
-        text(|| {
-            let mut description = ptr::null();
-            // SAFETY: the driver stores a pointer to a static string, or null and an error.
-            unsafe {
-                sys::cuGetErrorString(self.code, &raw mut description).result()?;
-                Ok(CStr::from_ptr(description))
-            }
-        })
+        // SAFETY: the pointer is to a place for a pointer.
+        text(|to| unsafe { sys::cuGetErrorString(self.code, to) })
     }
 }
 
