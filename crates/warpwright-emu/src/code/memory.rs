@@ -34,9 +34,31 @@ impl Access {
 
     /// The registers of the elements, each with its offset in bytes.
     #[inline(always)]
-    pub(crate) fn elements(&self) -> impl Iterator<Item = (u64, Slot)> {
-        let bytes = u64::from(self.bytes);
-        self.regs.iter().zip(0u64..).filter_map(move |(slot, i)| slot.map(|slot| (i * bytes, slot)))
+    pub(crate) fn elements(&self) -> Elements<'_> {
+        Elements { regs: self.regs.iter(), at: 0, bytes: u64::from(self.bytes) }
+    }
+}
+
+/// [`Access::elements`]; adapters of the standard library are not inlined into every loop over it.
+pub(crate) struct Elements<'a> {
+    regs: std::slice::Iter<'a, Option<Slot>>,
+    at: u64,
+    bytes: u64,
+}
+
+impl Iterator for Elements<'_> {
+    type Item = (u64, Slot);
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            let slot = *self.regs.next()?;
+            let at = self.at;
+            self.at += self.bytes;
+            if let Some(slot) = slot {
+                return Some((at, slot));
+            }
+        }
     }
 }
 
