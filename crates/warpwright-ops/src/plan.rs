@@ -212,32 +212,14 @@ impl View {
 impl TensorSpec {
     /// A tensor that is read.
     pub const fn read(name: &'static str, dtype: DType, len: usize) -> Self {
-        Self {
-            name,
-            access: Access::Read,
-            dtype,
-            len,
-            may_replace_input: false,
-            like: None,
-            present: true,
-            layout: None,
-            view: None,
-        }
+        let (like, layout, view) = (None, None, None);
+        let (access, may_replace_input, present) = (Access::Read, false, true);
+        Self { name, access, dtype, len, may_replace_input, like, present, layout, view }
     }
 
     /// A tensor that is written.
     pub const fn write(name: &'static str, dtype: DType, len: usize) -> Self {
-        Self {
-            name,
-            access: Access::Write,
-            dtype,
-            len,
-            may_replace_input: false,
-            like: None,
-            present: true,
-            layout: None,
-            view: None,
-        }
+        Self { access: Access::Write, ..Self::read(name, dtype, len) }
     }
 
     /// The same; each element is read before it is written by the same thread, so an input may be overwritten.
@@ -713,6 +695,18 @@ pub(crate) fn launch<D: KernelDef>(
     grid: [u32; 3],
 ) -> Result<LaunchStep, PlanError> {
     Ok(LaunchStep::new(recorded(op, def, target)?, grid, args.values()))
+}
+
+/// The same if there is a grid.
+pub(crate) fn launch_over<D: KernelDef>(
+    op: &'static str,
+    def: &D,
+    args: D::Args,
+    target: Target,
+    grid: Option<[u32; 3]>,
+) -> Result<Option<LaunchStep>, PlanError> {
+    let kernel = recorded(op, def, target)?;
+    Ok(grid.map(|grid| LaunchStep::new(kernel, grid, args.values())))
 }
 
 /// A map is never left half-changed, so a panic elsewhere does not spoil it.

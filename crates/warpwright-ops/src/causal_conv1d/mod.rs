@@ -436,7 +436,6 @@ impl Checked {
     ) -> Result<Option<LaunchStep>, PlanError> {
         let tiles = shares.items.div_ceil(shares.of_block as usize);
         let grid = plan::cover(self.op, self.conv.batch.saturating_mul(tiles), 1)?;
-        let kernel = plan::recorded(self.op, def, self.target)?;
-        Ok(grid.map(|grid| LaunchStep::new(kernel, grid, args.values())))
+        plan::launch_over(self.op, def, args, self.target, grid)
     }
 }

@@ -1,5 +1,6 @@
 //! Which kernel runs for which shape.
 
+use warpwright_dsl::WARP;
 use warpwright_ptx::isa::DeviceLimits;
 use warpwright_ptx::{DType, Target};
 
@@ -10,9 +11,6 @@ use crate::catalogue::Direction;
 pub const THREADS: u32 = 128;
 /// Positions that a walking thread takes at once.
 pub const BATCH: u32 = 4;
-/// Lanes of a warp.
-const WARP: u32 = 32;
-
 /// Bytes of one access.
 const ACCESS_BYTES: u32 = 16;
 

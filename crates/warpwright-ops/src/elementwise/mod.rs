@@ -225,8 +225,8 @@ impl ElementwiseDesc {
             let tensors = self.tensors(0, &vec![0; self.inputs.len()])?;
             let grid = plan::cover(OP, elements, config.block_elements())?;
             let args = FlatArgs { tensors, n: elements as u64 };
-            let kernel = plan::recorded(OP, &Flat(common), target)?;
-            return Ok(grid.map(|grid| LaunchStep::new(kernel, grid, args.values())).into_iter().collect());
+            let step = plan::launch_over(OP, &Flat(common), args, target, grid)?;
+            return Ok(step.into_iter().collect());
         }
         let outer = walk.extents.len() - 1;
         let kernel = plan::recorded(OP, &Strided { common, outer }, target)?;

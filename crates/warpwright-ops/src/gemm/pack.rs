@@ -109,7 +109,7 @@ pub(crate) fn pack(
         small(rows.div_ceil(ROWS as usize).min(MAX_LAYERS)),
         small(matrices),
     ];
-    Ok(LaunchStep::new(plan::recorded(OP, &def, target)?, grid, values.values()))
+    plan::launch(OP, &def, values, target, grid)
 }
 
 /// Words of a vector.

@@ -31,9 +31,8 @@ pub mod reference;
 pub(crate) mod samples;
 pub mod tuning;
 
-use warpwright_dsl::{COLUMN_SUM_LANES, KernelArgs, KernelDef};
+use warpwright_dsl::COLUMN_SUM_LANES;
 use warpwright_ptx::{DType, Target};
-use warpwright_runtime::LaunchStep;
 
 use crate::PlanError;
 use crate::catalogue::Direction;
@@ -174,7 +173,8 @@ impl RowNormDesc {
         let mut variants = Vec::new();
         for &layout in layouts {
             let def = kernel::Forward { norm, dtype, layout };
-            let steps = step(op, &def, args.clone(), target, plan::cover(op, rows, layout.rows())?)?;
+            let grid = plan::cover(op, rows, layout.rows())?;
+            let steps = plan::launch_over(op, &def, args.clone(), target, grid)?;
             variants.push(Variant { alignment: layout.alignment(dtype), steps: steps.into_iter().collect() });
         }
         Ok(Plan::of(op, Direction::Forward, target, tensors, variants))
@@ -291,18 +291,19 @@ impl RowNormBackwardDesc {
             let mut steps = Vec::new();
             if layout.vectors == 0 {
                 let def = backward::LongRows { norm, dtype, layout };
-                steps.extend(step(op, &def, args.clone(), target, plan::cover(op, rows, 1)?)?);
+                let grid = plan::cover(op, rows, 1)?;
+                steps.extend(plan::launch_over(op, &def, args.clone(), target, grid)?);
                 if parameters {
                     let def = backward::LongColumns { norm, dtype, width: layout.width };
                     let per_block = tuning::LONG_COLUMN_THREADS * layout.width;
                     let grid = plan::cover(op, len, per_block)?.filter(|_| count > 0);
                     let grid = grid.map(|[x, ..]| [x, count, 1]);
-                    steps.extend(step(op, &def, args.clone(), target, grid)?);
+                    steps.extend(plan::launch_over(op, &def, args.clone(), target, grid)?);
                 }
             } else {
                 let def = backward::Backward { norm, dtype, layout, parameters };
                 let grid = (count > 0).then_some([count, 1, 1]);
-                steps.extend(step(op, &def, args.clone(), target, grid)?);
+                steps.extend(plan::launch_over(op, &def, args.clone(), target, grid)?);
             }
             if parameters {
                 let sums = backward::ParameterArgs {
@@ -316,7 +317,7 @@ impl RowNormBackwardDesc {
                 let outputs = u32::from(weight) + u32::from(bias);
                 let grid = plan::cover(op, len, COLUMN_SUM_LANES)?.map(|[x, ..]| [x, outputs, 1]);
                 let def = backward::ParameterSums { dtype, depth: tuning::sum_depth(count) };
-                steps.extend(step(op, &def, sums, target, grid)?);
+                steps.extend(plan::launch_over(op, &def, sums, target, grid)?);
             }
             variants.push(Variant { alignment: layout.alignment(dtype), steps });
         }
@@ -362,16 +363,4 @@ fn check_bias(norm: RowNorm, bias: bool) -> Result<(), PlanError> {
         return Err(PlanError::refused(norm.name(), "bias", bias, "false"));
     }
     Ok(())
-}
-
-/// A launch, if there is a grid.
-fn step<D: KernelDef>(
-    op: &'static str,
-    def: &D,
-    args: D::Args,
-    target: Target,
-    grid: Option<[u32; 3]>,
-) -> Result<Option<LaunchStep>, PlanError> {
-    let kernel = plan::recorded(op, def, target)?;
-    Ok(grid.map(|grid| LaunchStep::new(kernel, grid, args.values())))
 }

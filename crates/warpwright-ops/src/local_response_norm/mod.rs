@@ -19,7 +19,7 @@ pub mod reference;
 pub(crate) mod samples;
 pub mod tuning;
 
-use warpwright_dsl::{KernelArgs, KernelDef};
+use warpwright_dsl::KernelDef;
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::LaunchStep;
 
@@ -259,9 +259,8 @@ impl Checked<'_> {
         args: kernel::LrnArgs,
         walk: Walk,
     ) -> Result<Option<LaunchStep>, PlanError> {
-        let kernel = plan::recorded(OP, def, self.target)?;
         if self.total == 0 {
-            return Ok(None);
+            return plan::launch_over(OP, def, args, self.target, None);
         }
         let blocks = self.desc.images.saturating_mul(self.tiles(walk) as usize);
         let runs = match walk {
@@ -269,7 +268,7 @@ impl Checked<'_> {
             Walk::Single => 1,
         };
         let grid = plan::cover(OP, blocks, 1)?.map(|[x, ..]| [x, runs, 1]);
-        Ok(grid.map(|grid| LaunchStep::new(kernel, grid, args.values())))
+        plan::launch_over(OP, def, args, self.target, grid)
     }
 
     fn finish<O: Operation>(

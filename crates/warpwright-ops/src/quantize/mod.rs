@@ -30,9 +30,7 @@ pub(crate) mod samples;
 pub mod tables;
 pub mod tuning;
 
-use warpwright_dsl::{KernelArgs, KernelDef};
 use warpwright_ptx::{DType, Target};
-use warpwright_runtime::LaunchStep;
 
 use crate::PlanError;
 use crate::catalogue::Direction;
@@ -197,7 +195,8 @@ impl Operation for QuantizeDesc {
                 n,
             };
             let def = kernel::Quantize { scheme, dtype, order, tile };
-            let step = step(op, &def, args, target, (len, tile.elements_per_block()))?;
+            let grid = plan::cover(op, len, tile.elements_per_block())?;
+            let step = plan::launch_over(op, &def, args, target, grid)?;
             variants.push(Variant { alignment: 16, steps: step.into_iter().collect() });
         }
         // The variant for any group size and alignment: one launch for the scales, one for the codes.
@@ -211,8 +210,8 @@ impl Operation for QuantizeDesc {
             n,
             group_size: group,
         };
-        let cover = (groups, tile.groups_per_block());
-        let scales = step(op, &kernel::Scales { scheme, dtype, tile }, args, target, cover)?;
+        let grid = plan::cover(op, groups, tile.groups_per_block())?;
+        let scales = plan::launch_over(op, &kernel::Scales { scheme, dtype, tile }, args, target, grid)?;
         let args = kernel::CodesArgs {
             x: QuantizeArgs::x.arg(),
             scales: QuantizeArgs::scales.written(),
@@ -221,8 +220,8 @@ impl Operation for QuantizeDesc {
             n,
             group_size: group,
         };
-        let cover = (packed_bytes(len), tuning::THREADS);
-        let codes = step(op, &kernel::Codes { scheme, dtype, order }, args, target, cover)?;
+        let grid = plan::cover(op, packed_bytes(len), tuning::THREADS)?;
+        let codes = plan::launch_over(op, &kernel::Codes { scheme, dtype, order }, args, target, grid)?;
         variants.push(Variant { alignment: 1, steps: scales.into_iter().chain(codes).collect() });
         let direction = Direction::Forward;
         Ok(Plan::new(PlanParts { op, direction, target, tensors, variants, workspace_bytes: 0 }))
@@ -287,7 +286,8 @@ impl Operation for DequantizeDesc {
                 },
             };
             let def = kernel::Dequantize { scheme, dtype, order, config };
-            let step = step(op, &def, args, target, (len, config.elements_per_block()))?;
+            let grid = plan::cover(op, len, config.elements_per_block())?;
+            let step = plan::launch_over(op, &def, args, target, grid)?;
             variants.push(Variant { alignment: config.alignment(dtype), steps: step.into_iter().collect() });
         }
         let direction = Direction::Forward;
@@ -305,16 +305,4 @@ fn check(op: &'static str, dtype: DType, group_size: usize) -> Result<(), PlanEr
         return Err(PlanError::Parameter { op, parameter: "group_size", got, expected: "at least 1" });
     }
     Ok(())
-}
-
-/// A launch with one thread block for every `per_block` of `len` items; `None` if there are none.
-fn step<D: KernelDef>(
-    op: &'static str,
-    def: &D,
-    args: D::Args,
-    target: Target,
-    (len, per_block): (usize, u32),
-) -> Result<Option<LaunchStep>, PlanError> {
-    let kernel = plan::recorded(op, def, target)?;
-    Ok(plan::cover(op, len, per_block)?.map(|grid| LaunchStep::new(kernel, grid, args.values())))
 }

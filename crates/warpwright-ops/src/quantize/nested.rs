@@ -5,13 +5,14 @@
 //! the largest magnitude of the block. A value is `map[code] * nested_absmax + offset`, product and sum each rounded to
 //! f32. The mean is summed in f64, in an order that does not depend on the device.
 
+use warpwright_dsl::WARP;
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::Tensor;
 
-use super::{groups, nested_kernel as kernel, step, tuning};
+use super::{groups, nested_kernel as kernel, tuning};
 use crate::PlanError;
 use crate::catalogue::Direction;
-use crate::plan::{Operation, Plan, PlanParts, Variant};
+use crate::plan::{self, Operation, Plan, Variant};
 use crate::tensors::tensors;
 
 /// Values that share a nested maximum.
@@ -64,19 +65,18 @@ impl Operation for QuantizeNestedDesc {
             QuantizeNestedArgs::offset.holds(DType::F32, 1),
             QuantizeNestedArgs::workspace.holds(DType::F64, workspace_len()),
         ]);
-        let whole = (PARTIALS as usize, 1);
         let args = kernel::PartialSumsArgs {
             x: QuantizeNestedArgs::absmax.arg(),
             partial: QuantizeNestedArgs::workspace.arg(),
             n,
         };
-        let partial = step(op, &kernel::PartialSums, args, target, whole)?;
+        let partial = plan::launch(op, &kernel::PartialSums, args, target, [PARTIALS, 1, 1])?;
         let args = kernel::MeanArgs {
             partial: QuantizeNestedArgs::workspace.written(),
             mean: QuantizeNestedArgs::offset.arg(),
             n,
         };
-        let mean = step(op, &kernel::MeanOfPartials, args, target, (1, 1))?;
+        let mean = plan::launch(op, &kernel::MeanOfPartials, args, target, [1; 3])?;
         let args = kernel::QuantizeNestedArgs {
             x: QuantizeNestedArgs::absmax.arg(),
             offset: QuantizeNestedArgs::offset.written(),
@@ -84,19 +84,10 @@ impl Operation for QuantizeNestedDesc {
             absmax: QuantizeNestedArgs::nested_absmax.arg(),
             n,
         };
-        let per_block = tuning::THREADS / 32;
-        let quantize = step(op, &kernel::QuantizeNested, args, target, (groups(len, BLOCK), per_block))?;
-        let steps = [partial, mean, quantize];
-        let variants = vec![Variant { alignment: 1, steps: steps.into_iter().flatten().collect() }];
-        let workspace_bytes = (workspace_len() * DType::F64.bytes()) as u64;
-        Ok(Plan::new(PlanParts {
-            op,
-            direction: Direction::Forward,
-            target,
-            tensors,
-            variants,
-            workspace_bytes,
-        }))
+        let grid = plan::cover(op, groups(len, BLOCK), tuning::THREADS / WARP)?;
+        let quantize = plan::launch_over(op, &kernel::QuantizeNested, args, target, grid)?;
+        let steps = [partial, mean].into_iter().chain(quantize).collect();
+        Ok(Plan::of(op, Direction::Forward, target, tensors, vec![Variant { alignment: 1, steps }]))
     }
 }
 
@@ -139,16 +130,10 @@ impl Operation for DequantizeNestedDesc {
             y: DequantizeNestedArgs::absmax.arg(),
             n: len as u64,
         };
-        let step = step(op, &kernel::DequantizeNested, args, target, (len, tuning::THREADS))?;
+        let grid = plan::cover(op, len, tuning::THREADS)?;
+        let step = plan::launch_over(op, &kernel::DequantizeNested, args, target, grid)?;
         let variants = vec![Variant { alignment: 1, steps: step.into_iter().collect() }];
-        Ok(Plan::new(PlanParts {
-            op,
-            direction: Direction::Forward,
-            target,
-            tensors,
-            variants,
-            workspace_bytes: 0,
-        }))
+        Ok(Plan::of(op, Direction::Forward, target, tensors, variants))
     }
 }
 

@@ -1,5 +1,6 @@
 //! Which kernel serves which shape. Pure: a function of the descriptor alone.
 
+use warpwright_dsl::WARP;
 use warpwright_ptx::DType;
 
 use super::Scheme;
@@ -7,9 +8,8 @@ use super::Scheme;
 /// Threads of a block.
 pub const THREADS: u32 = 256;
 
-/// Threads of a warp.
-const WARP: usize = 32;
-
+/// Lanes of a warp.
+const LANES: usize = WARP as usize;
 /// Bytes of elements that a thread may hold in registers, as they are loaded and as they are computed with.
 const MAX_BYTES_PER_THREAD: usize = 512;
 
@@ -64,8 +64,8 @@ pub fn quantize_tile(scheme: Scheme, dtype: DType, group_size: usize) -> Option<
         _ => MAX_BYTES_PER_THREAD / (4 * width),
     };
     let (lanes, vectors) = match pieces {
-        p if p.is_power_of_two() && p <= WARP => (p, 1),
-        p if p.is_multiple_of(WARP) && p / WARP <= most => (WARP, p / WARP),
+        p if p.is_power_of_two() && p <= LANES => (p, 1),
+        p if p.is_multiple_of(LANES) && p / LANES <= most => (LANES, p / LANES),
         _ => return None,
     };
     let integer = matches!(scheme, Scheme::Int4Symmetric | Scheme::Int4Asymmetric);
@@ -106,7 +106,7 @@ impl ScaleTile {
 
 /// Short groups take a thread each, so that most lanes have work.
 pub const fn scale_tile(group_size: usize) -> ScaleTile {
-    if group_size < WARP { ScaleTile::Thread } else { ScaleTile::Warp }
+    if group_size < LANES { ScaleTile::Thread } else { ScaleTile::Warp }
 }
 
 /// How the kernel that dequantizes finds an element's group.

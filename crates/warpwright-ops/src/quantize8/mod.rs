@@ -32,7 +32,7 @@ pub mod reference;
 pub(crate) mod samples;
 pub mod tuning;
 
-use warpwright_dsl::{KernelArgs, KernelDef};
+use warpwright_dsl::KernelDef;
 use warpwright_ptx::{DType, Target, float8};
 use warpwright_runtime::LaunchStep;
 
@@ -390,7 +390,6 @@ fn step<D: KernelDef>(
     target: Target,
     (count, per_block): (usize, u32),
 ) -> Result<Vec<LaunchStep>, PlanError> {
-    let kernel = plan::recorded(op, def, target)?;
-    let grid = plan::cover(op, count, per_block)?;
-    Ok(grid.map(|grid| LaunchStep::new(kernel, grid, args.values())).into_iter().collect())
+    let step = plan::launch_over(op, def, args, target, plan::cover(op, count, per_block)?)?;
+    Ok(step.into_iter().collect())
 }

@@ -20,6 +20,7 @@ pub(crate) mod samples;
 
 use warpwright_dsl::VECTOR_BYTES;
 use warpwright_ptx::{DType, Target};
+use warpwright_runtime::LaunchStep;
 
 use crate::PlanError;
 use crate::catalogue::Direction;
@@ -76,11 +77,17 @@ impl Problem {
         Ok(())
     }
 
-    /// Elements that are moved at once, best first, and what addresses must be multiples of.
-    fn widths(self) -> Vec<(u32, u64)> {
+    /// A variant for each number of elements that can be moved at once, best first; without a step there is nothing to do.
+    fn variants(
+        self,
+        step: impl Fn(u32) -> Result<Option<LaunchStep>, PlanError>,
+    ) -> Result<Vec<Variant>, PlanError> {
         let vector = VECTOR_BYTES / self.dtype.bytes() as u32;
         let fits = self.len.is_multiple_of(vector as usize);
-        fits.then_some((vector, u64::from(VECTOR_BYTES))).into_iter().chain([(1, 1)]).collect()
+        let widths = fits.then_some((vector, u64::from(VECTOR_BYTES))).into_iter().chain([(1, 1)]);
+        let of_width =
+            |(width, alignment)| Ok(Variant { alignment, steps: step(width)?.into_iter().collect() });
+        widths.map(of_width).collect()
     }
 }
 
@@ -116,8 +123,7 @@ impl Operation for QuantizeDynamicDesc {
             Args::codes.holds(DType::U8, len).like(Args::x),
             Args::absmax.holds(DType::F32, problem.blocks()),
         ]);
-        let mut variants = Vec::new();
-        for (width, alignment) in problem.widths() {
+        let variants = problem.variants(|width| {
             let def = kernel::Quantize { map, dtype, block_size: block_size as u32, width };
             let rounds = rounds(len, def.elements());
             let grid = plan::cover(op, len, def.elements() * rounds)?;
@@ -128,9 +134,8 @@ impl Operation for QuantizeDynamicDesc {
                 n: len as u64,
                 rounds,
             };
-            let step = grid.map(|grid| plan::launch(op, &def, args, target, grid)).transpose()?;
-            variants.push(Variant { alignment, steps: step.into_iter().collect() });
-        }
+            grid.map(|grid| plan::launch(op, &def, args, target, grid)).transpose()
+        })?;
         Ok(Plan::of(op, Direction::Forward, target, tensors, variants))
     }
 }
@@ -167,8 +172,7 @@ impl Operation for DequantizeDynamicDesc {
             Args::absmax.holds(DType::F32, problem.blocks()),
             Args::y.holds(dtype, len).like(Args::codes),
         ]);
-        let mut variants = Vec::new();
-        for (width, alignment) in problem.widths() {
+        let variants = problem.variants(|width| {
             let def = kernel::Dequantize { map, dtype, width };
             let rounds = rounds(len, def.elements());
             let grid = plan::cover(op, len, def.elements() * rounds)?;
@@ -180,9 +184,8 @@ impl Operation for DequantizeDynamicDesc {
                 rounds,
                 shift: block_size.trailing_zeros(),
             };
-            let step = grid.map(|grid| plan::launch(op, &def, args, target, grid)).transpose()?;
-            variants.push(Variant { alignment, steps: step.into_iter().collect() });
-        }
+            grid.map(|grid| plan::launch(op, &def, args, target, grid)).transpose()
+        })?;
         Ok(Plan::of(op, Direction::Forward, target, tensors, variants))
     }
 }

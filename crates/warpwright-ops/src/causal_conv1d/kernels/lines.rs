@@ -25,8 +25,7 @@ struct Line<'k> {
 
 impl<'k> Line<'k> {
     fn new(k: K<'k>, config: Config, p: ProblemParams<'k>, share: Share<'k>) -> Self {
-        let rows = Rows { layout: config.layout, sample: share.sample, channels: p.channels, len: p.len };
-        let states = Rows { len: k.lit(config.history()), ..rows };
+        let [rows, states] = Rows::of_sample(k, config, p, share.sample);
         let Share { outer: channel, there, .. } = share;
         Self { k, config, p, rows, states, channel, lane: k.lane_idx(), there }
     }

@@ -107,6 +107,12 @@ struct Rows<'k> {
 }
 
 impl<'k> Rows<'k> {
+    /// Those of a sample, and those of its states.
+    fn of_sample(k: K<'k>, config: Config, p: ProblemParams<'k>, sample: U32<'k>) -> [Self; 2] {
+        let rows = Self { layout: config.layout, sample, channels: p.channels, len: p.len };
+        [rows, Self { len: k.lit(config.history()), ..rows }]
+    }
+
     /// The element of a channel at a position. A sample has at most 2^31.
     fn at(&self, channel: U32<'k>, position: U32<'k>) -> U64<'k> {
         let within = match self.layout {

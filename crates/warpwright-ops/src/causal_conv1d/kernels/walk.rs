@@ -46,8 +46,7 @@ impl<'k> Walk<'k> {
             true => vec![share.there],
             false => (0..v).map(|i| share.there & (channel + i).lt(p.channels)).collect(),
         };
-        let rows = Rows { layout: config.layout, sample: share.sample, channels: p.channels, len: p.len };
-        let states = Rows { len: k.lit(config.history()), ..rows };
+        let [rows, states] = Rows::of_sample(k, config, p, share.sample);
         let start = share.outer * p.run;
         let end = (start + p.run).min(p.len);
         Self { k, config, p, rows, states, channel, live, there: share.there, run: share.outer, start, end }
