@@ -221,6 +221,20 @@ pub(super) fn set_rows<'k, A: Float, S: Writable>(
     }
 }
 
+/// Training in one launch, which holds what it has read in shared memory; `common` is shared with the backward pass.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FusedTraining<C> {
+    pub(super) common: C,
+    pub(super) residual: bool,
+}
+
+impl<C> FusedTraining<C> {
+    /// The part of the kernel's name.
+    pub(super) const fn step(&self) -> &'static str {
+        if self.residual { "add" } else { "training" }
+    }
+}
+
 /// The arguments of training that belong to channels.
 #[derive(Clone, Copy)]
 pub(super) struct Training<'k> {

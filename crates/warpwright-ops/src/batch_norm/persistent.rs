@@ -6,8 +6,8 @@ use warpwright_dsl::{ChannelSizes, ChannelWalk, kernel_args};
 
 use super::Layout;
 use super::channel::{
-    AffineArgs, ChannelGradients, GradientsArgs, ResultsArgs, RunningArgs, SavedArgs, SettingsArgs, Training,
-    Types, add_all, combine_moments, set_rows,
+    AffineArgs, ChannelGradients, FusedTraining, GradientsArgs, ResultsArgs, RunningArgs, SavedArgs,
+    SettingsArgs, Training, Types, add_all, combine_moments, set_rows,
 };
 use super::kernel::{self, ChannelRows, add_distances, shift};
 use super::tuning::Config;
@@ -78,18 +78,13 @@ impl Common {
 }
 
 /// Training.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Forward {
-    pub(super) common: Common,
-    pub(super) residual: bool,
-}
+pub(super) type Forward = FusedTraining<Common>;
 
 impl AccumulateKernel for Forward {
     type Args = ForwardArgs;
 
     fn spec(&self) -> KernelSpec {
-        let what = if self.residual { "add" } else { "training" };
-        self.common.spec(what, self.common.types().forward())
+        self.common.spec(self.step(), self.common.types().forward())
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ForwardParams<'k>) {

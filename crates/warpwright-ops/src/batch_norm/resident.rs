@@ -4,8 +4,8 @@ use warpwright_dsl::prelude::*;
 use warpwright_dsl::{ChannelSizesArgs, ChannelWalk, kernel_args};
 
 use super::channel::{
-    AffineArgs, ChannelGradients, GradientsArgs, ResultsArgs, RunningArgs, SavedArgs, SettingsArgs,
-    Statistics, Training, Types, add_all, combine_moments, has, present,
+    AffineArgs, ChannelGradients, FusedTraining, GradientsArgs, ResultsArgs, RunningArgs, SavedArgs,
+    SettingsArgs, Statistics, Training, Types, add_all, combine_moments, has, present,
 };
 use super::kernel::{add_distances, behind_relu};
 use super::tuning::Config;
@@ -63,18 +63,13 @@ fn sum<'k, A: Float>(k: K<'k>, lanes: &Lanes<'k, A>) -> Reg<'k, A> {
 }
 
 /// Training.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Forward {
-    pub(super) common: Common,
-    pub(super) residual: bool,
-}
+pub(super) type Forward = FusedTraining<Common>;
 
 impl AccumulateKernel for Forward {
     type Args = ForwardArgs;
 
     fn spec(&self) -> KernelSpec {
-        let what = if self.residual { "add" } else { "training" };
-        self.common.spec(what, self.common.types().forward())
+        self.common.spec(self.step(), self.common.types().forward())
     }
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ForwardParams<'k>) {

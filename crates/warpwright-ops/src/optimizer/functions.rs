@@ -117,16 +117,17 @@ pub struct StepOptions<'a> {
     pub found_inf: Option<&'a Tensor>,
 }
 
-fn launch(
+/// A step of `rule`, of which `eight_bit` says which parameters have moments in 8 bits, if any can.
+fn launch<'a>(
     stream: &Stream,
-    rule: Rule,
-    parameters: Vec<ParameterArgs<'_>>,
-    step: &mut Tensor,
-    lr: &Tensor,
-    options: StepOptions<'_>,
-    eight_bit: Vec<bool>,
+    (rule, eight_bit): (Rule, Vec<bool>),
+    parameters: Vec<impl Into<ParameterArgs<'a>>>,
+    step: &'a mut Tensor,
+    lr: &'a Tensor,
+    options: StepOptions<'a>,
 ) -> Result<(), Error> {
     static PLANS: PlanCache<OptimizerDesc> = PlanCache::new();
+    let parameters: Vec<ParameterArgs<'_>> = parameters.into_iter().map(Into::into).collect();
     let first = parameters.first();
     let desc = OptimizerDesc {
         rule,
@@ -150,18 +151,6 @@ fn launch(
         parameters,
     };
     Ok(plan.launch(stream, args)?)
-}
-
-fn by_adam(
-    stream: &Stream,
-    adam: Adam,
-    parameters: Vec<AdamParameter<'_>>,
-    step: &mut Tensor,
-    lr: &Tensor,
-    options: StepOptions<'_>,
-) -> Result<(), Error> {
-    let parameters = parameters.into_iter().map(ParameterArgs::from).collect();
-    launch(stream, Rule::Adam(adam), parameters, step, lr, options, Vec::new())
 }
 
 /// A step of AdamW, as `torch.optim.AdamW`; see the [module](crate::optimizer).
@@ -210,7 +199,8 @@ pub fn adamw(
     lr: &Tensor,
     gradients: StepOptions<'_>,
 ) -> Result<(), Error> {
-    by_adam(stream, Adam { decoupled: true, ..options }, parameters, step, lr, gradients)
+    let rule = Rule::Adam(Adam { decoupled: true, ..options });
+    launch(stream, (rule, Vec::new()), parameters, step, lr, gradients)
 }
 
 /// A step of Adam, whose weight decay is part of the gradient, as `torch.optim.Adam`. Arguments, their shapes and types are as for [`adamw`],
@@ -255,20 +245,13 @@ pub fn adam(
     lr: &Tensor,
     gradients: StepOptions<'_>,
 ) -> Result<(), Error> {
-    by_adam(stream, Adam { decoupled: false, ..options }, parameters, step, lr, gradients)
+    let rule = Rule::Adam(Adam { decoupled: false, ..options });
+    launch(stream, (rule, Vec::new()), parameters, step, lr, gradients)
 }
 
-fn by_adam8bit(
-    stream: &Stream,
-    adam: Adam,
-    parameters: Vec<Adam8bitParameter<'_>>,
-    step: &mut Tensor,
-    lr: &Tensor,
-    options: StepOptions<'_>,
-) -> Result<(), Error> {
-    let eight_bit = parameters.iter().map(|parameter| parameter.absmax.is_some()).collect();
-    let parameters = parameters.into_iter().map(ParameterArgs::from).collect();
-    launch(stream, Rule::Adam(adam), parameters, step, lr, options, eight_bit)
+/// Which parameters have moments in 8 bits.
+fn eight_bit(parameters: &[Adam8bitParameter<'_>]) -> Vec<bool> {
+    parameters.iter().map(|parameter| parameter.absmax.is_some()).collect()
 }
 
 /// A step of AdamW with moments in 8 bits, as `bitsandbytes.optim.AdamW8bit`; see the [module](crate::optimizer).
@@ -319,7 +302,8 @@ pub fn adamw8bit(
     lr: &Tensor,
     gradients: StepOptions<'_>,
 ) -> Result<(), Error> {
-    by_adam8bit(stream, Adam { decoupled: true, ..options }, parameters, step, lr, gradients)
+    let rule = Rule::Adam(Adam { decoupled: true, ..options });
+    launch(stream, (rule, eight_bit(&parameters)), parameters, step, lr, gradients)
 }
 
 /// A step of Adam with moments in 8 bits, whose weight decay is part of the gradient. Arguments, their shapes and types are as for [`adamw8bit`].
@@ -358,7 +342,8 @@ pub fn adam8bit(
     lr: &Tensor,
     gradients: StepOptions<'_>,
 ) -> Result<(), Error> {
-    by_adam8bit(stream, Adam { decoupled: false, ..options }, parameters, step, lr, gradients)
+    let rule = Rule::Adam(Adam { decoupled: false, ..options });
+    launch(stream, (rule, eight_bit(&parameters)), parameters, step, lr, gradients)
 }
 
 /// A step of stochastic gradient descent, as `torch.optim.SGD`. Types and scalars as for [`adamw`].
@@ -391,8 +376,7 @@ pub fn sgd(
     lr: &Tensor,
     gradients: StepOptions<'_>,
 ) -> Result<(), Error> {
-    let parameters = parameters.into_iter().map(ParameterArgs::from).collect();
-    launch(stream, Rule::Sgd(options), parameters, step, lr, gradients, Vec::new())
+    launch(stream, (Rule::Sgd(options), Vec::new()), parameters, step, lr, gradients)
 }
 
 /// The norm of a list of gradients as a descriptor.
