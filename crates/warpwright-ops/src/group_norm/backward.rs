@@ -5,7 +5,7 @@ use warpwright_ptx::{DType, Target};
 use warpwright_runtime::LaunchStep;
 
 use super::tuning::{self, Divisor, Path};
-use super::{GroupShape, Layout, OP, Sizes, column_gradients, common, gradients, resident, variants};
+use super::{GroupShape, Layout, OP, Sizes, Steps, column_gradients, common, gradients, resident, variants};
 use crate::PlanError;
 use crate::catalogue::Direction;
 use crate::plan::{self, Operation, Plan};
@@ -113,30 +113,24 @@ impl GroupNormBackwardDesc {
         self.dweight || self.dbias
     }
 
-    fn steps(
-        &self,
-        sizes: &Sizes,
-        width: u32,
-        target: Target,
-        path: Option<Path>,
-    ) -> Result<(Vec<LaunchStep>, u64), PlanError> {
+    fn steps(&self, sizes: &Sizes, width: u32, path: Option<Path>) -> Result<Steps, PlanError> {
         let bytes = self.dtype.accumulator().bytes() as u64;
         if sizes.len == 0 {
             let scratch = Scratch { sums_plane: 0, partials_plane: 0, bytes, groups: 0 };
-            let steps = self.parameter_step(sizes, target, 0, scratch)?;
+            let steps = self.parameter_step(sizes, 0, scratch)?;
             return Ok((steps.into_iter().collect(), 0));
         }
         match sizes.layout {
             Layout::ChannelsFirst => {
                 let vectors = sizes.of_group * (sizes.spatial / u64::from(width));
                 let groups = sizes.all_groups as u64;
-                let tuned = || tuning::backward_for(self.dtype, target, width, groups, vectors);
+                let tuned = || tuning::backward_for(self.dtype, sizes.target, width, groups, vectors);
                 match path.unwrap_or_else(tuned) {
-                    Path::Resident(config) => self.resident_steps(sizes, target, config, bytes),
-                    Path::Streamed => self.contiguous_steps(sizes, width, target, bytes),
+                    Path::Resident(config) => self.resident_steps(sizes, config, bytes),
+                    Path::Streamed => self.contiguous_steps(sizes, width, bytes),
                 }
             }
-            Layout::ChannelsLast => self.column_steps(sizes, width, target, bytes),
+            Layout::ChannelsLast => self.column_steps(sizes, width, bytes),
         }
     }
 
@@ -144,7 +138,6 @@ impl GroupNormBackwardDesc {
     fn parameter_step(
         &self,
         sizes: &Sizes,
-        target: Target,
         rows: u64,
         scratch: Scratch,
     ) -> Result<Option<LaunchStep>, PlanError> {
@@ -162,16 +155,15 @@ impl GroupNormBackwardDesc {
         };
         let [x, _, z] = sizes.grid(sizes.channels.div_ceil(u64::from(gradients::Parameters::LANES)))?;
         let def = gradients::Parameters { dtype: self.dtype };
-        plan::launch(OP, &def, args, target, [x, 2, z]).map(Some)
+        sizes.launch(&def, args, [x, 2, z]).map(Some)
     }
 
     fn resident_steps(
         &self,
         sizes: &Sizes,
-        target: Target,
         config: tuning::Resident,
         bytes: u64,
-    ) -> Result<(Vec<LaunchStep>, u64), PlanError> {
+    ) -> Result<Steps, PlanError> {
         let dtype = self.dtype;
         let channel_vectors = sizes.spatial / u64::from(config.width);
         let vectors = sizes.of_group * channel_vectors;
@@ -203,19 +195,13 @@ impl GroupNormBackwardDesc {
             flags: self.flags(),
         };
         let grid = sizes.grid(sizes.all_groups as u64 * u64::from(config.cluster))?;
-        let mut steps = vec![plan::launch(OP, &resident::Backward { dtype, config }, args, target, grid)?];
-        steps.extend(self.parameter_step(sizes, target, rows, scratch)?);
+        let mut steps = vec![sizes.launch(&resident::Backward { dtype, config }, args, grid)?];
+        steps.extend(self.parameter_step(sizes, rows, scratch)?);
         Ok((steps, scratch.len()))
     }
 
     /// The step between the partial sums and `dx`.
-    fn finish_step(
-        &self,
-        sizes: &Sizes,
-        target: Target,
-        splits: u32,
-        scratch: Scratch,
-    ) -> Result<LaunchStep, PlanError> {
+    fn finish_step(&self, sizes: &Sizes, splits: u32, scratch: Scratch) -> Result<LaunchStep, PlanError> {
         let at_once = sizes.of_group.clamp(1, u64::from(gradients::FINISH_THREADS)).next_power_of_two();
         let args = gradients::FinishArgs {
             partials: Args::workspace.written_at(scratch.partials()),
@@ -233,16 +219,10 @@ impl GroupNormBackwardDesc {
             flags: self.flags(),
         };
         let grid = sizes.grid(sizes.all_groups as u64)?;
-        plan::launch(OP, &gradients::Finish { dtype: self.dtype }, args, target, grid)
+        sizes.launch(&gradients::Finish { dtype: self.dtype }, args, grid)
     }
 
-    fn contiguous_steps(
-        &self,
-        sizes: &Sizes,
-        width: u32,
-        target: Target,
-        bytes: u64,
-    ) -> Result<(Vec<LaunchStep>, u64), PlanError> {
+    fn contiguous_steps(&self, sizes: &Sizes, width: u32, bytes: u64) -> Result<Steps, PlanError> {
         let elements = common::Elements { dtype: self.dtype, width };
         let groups = sizes.all_groups as u64;
         let channel_vectors = sizes.spatial / u64::from(width);
@@ -281,21 +261,15 @@ impl GroupNormBackwardDesc {
         };
         let grid = sizes.grid(parts.div_ceil(warps))?;
         let mut steps = vec![
-            plan::launch(OP, &gradients::Sums(elements), sums, target, grid)?,
-            self.finish_step(sizes, target, splits, scratch)?,
-            plan::launch(OP, &gradients::Apply(elements), apply, target, grid)?,
+            sizes.launch(&gradients::Sums(elements), sums, grid)?,
+            self.finish_step(sizes, splits, scratch)?,
+            sizes.launch(&gradients::Apply(elements), apply, grid)?,
         ];
-        steps.extend(self.parameter_step(sizes, target, sizes.batch, scratch)?);
+        steps.extend(self.parameter_step(sizes, sizes.batch, scratch)?);
         Ok((steps, scratch.len()))
     }
 
-    fn column_steps(
-        &self,
-        sizes: &Sizes,
-        width: u32,
-        target: Target,
-        bytes: u64,
-    ) -> Result<(Vec<LaunchStep>, u64), PlanError> {
+    fn column_steps(&self, sizes: &Sizes, width: u32, bytes: u64) -> Result<Steps, PlanError> {
         let elements = common::Elements { dtype: self.dtype, width };
         let groups = sizes.all_groups as u64;
         let t = sizes.tiling(width)?;
@@ -325,11 +299,11 @@ impl GroupNormBackwardDesc {
             flags: self.flags(),
         };
         let mut steps = vec![
-            plan::launch(OP, &column_gradients::Sums(elements), sums, target, t.grid)?,
-            self.finish_step(sizes, target, t.splits, scratch)?,
-            plan::launch(OP, &column_gradients::Apply(elements), apply, target, t.grid)?,
+            sizes.launch(&column_gradients::Sums(elements), sums, t.grid)?,
+            self.finish_step(sizes, t.splits, scratch)?,
+            sizes.launch(&column_gradients::Apply(elements), apply, t.grid)?,
         ];
-        steps.extend(self.parameter_step(sizes, target, sizes.batch, scratch)?);
+        steps.extend(self.parameter_step(sizes, sizes.batch, scratch)?);
         Ok((steps, scratch.len()))
     }
 
@@ -343,9 +317,9 @@ impl GroupNormBackwardDesc {
     }
 
     fn plan_by(&self, target: Target, path: Option<Path>) -> Result<Plan<Self>, PlanError> {
-        let sizes = Sizes::of(OP, self.dtype, self.shape)?;
+        let sizes = Sizes::of(OP, target, self.dtype, self.shape)?;
         let (variants, workspace) =
-            variants(&sizes, |width| self.steps(&sizes, width, target, path.filter(|p| p.fits(width))))?;
+            variants(&sizes, |width| self.steps(&sizes, width, path.filter(|p| p.fits(width))))?;
         let statistics = self.dtype.accumulator();
         let channels = self.shape.channels;
         let tensors = Args::specs([

@@ -31,7 +31,7 @@ pub(crate) mod samples;
 mod spread;
 pub mod tuning;
 
-use warpwright_dsl::PixelTilingArgs;
+use warpwright_dsl::{KernelDef, PixelTilingArgs};
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::LaunchStep;
 
@@ -106,6 +106,7 @@ tensors! {
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
     op: &'static str,
+    target: Target,
     dtype: DType,
     layout: Layout,
     /// Samples, channels, pixels, groups of a sample, channels of a group.
@@ -124,7 +125,7 @@ struct Sizes {
 const MAX_BLOCKS: u64 = (1 << 31) - 1;
 
 impl Sizes {
-    fn of(op: &'static str, dtype: DType, shape: GroupShape) -> Result<Self, PlanError> {
+    fn of(op: &'static str, target: Target, dtype: DType, shape: GroupShape) -> Result<Self, PlanError> {
         let GroupShape { batch, channels, spatial, groups, layout } = shape;
         PlanError::check_floats(op, "x", dtype)?;
         if groups == 0 || !channels.is_multiple_of(groups) {
@@ -141,7 +142,7 @@ impl Sizes {
         }
         let [batch, channels, spatial, groups] = [batch, channels, spatial, groups].map(|n| n as u64);
         let of_group = channels / groups;
-        Ok(Self { op, dtype, layout, batch, channels, spatial, groups, of_group, len, all_groups })
+        Ok(Self { op, target, dtype, layout, batch, channels, spatial, groups, of_group, len, all_groups })
     }
 
     /// Elements of a vector along the fastest dimension: as many as fit an access, or 1.
@@ -162,6 +163,11 @@ impl Sizes {
             Ok(x) if blocks <= limit => Ok([x, 1, 1]),
             _ => Err(PlanError::TooLarge { op: self.op, blocks, limit }),
         }
+    }
+
+    /// The launch of a kernel.
+    fn launch<D: KernelDef>(&self, def: &D, args: D::Args, grid: [u32; 3]) -> Result<LaunchStep, PlanError> {
+        plan::launch(self.op, def, args, self.target, grid)
     }
 
     /// One over the elements of a group.
@@ -212,6 +218,9 @@ impl Tiling {
     }
 }
 
+/// The launches with vectors of one width, and the elements of scratch memory that they need.
+type Steps = (Vec<LaunchStep>, u64);
+
 type Args<'a> = GroupNormArgs<'a>;
 
 impl GroupNormDesc {
@@ -224,35 +233,22 @@ impl GroupNormDesc {
         ])
     }
 
-    /// The launches with vectors of `width` elements, and the elements of scratch memory that they need.
-    fn steps(
-        &self,
-        sizes: &Sizes,
-        width: u32,
-        target: Target,
-        path: Option<Path>,
-    ) -> Result<(Vec<LaunchStep>, u64), PlanError> {
+    fn steps(&self, sizes: &Sizes, width: u32, path: Option<Path>) -> Result<Steps, PlanError> {
         if sizes.all_groups == 0 || sizes.len == 0 && !self.statistics {
             return Ok((Vec::new(), 0));
         }
         match sizes.layout {
-            Layout::ChannelsFirst => self.contiguous_steps(sizes, width, target, path),
-            Layout::ChannelsLast => self.column_steps(sizes, width, target),
+            Layout::ChannelsFirst => self.contiguous_steps(sizes, width, path),
+            Layout::ChannelsLast => self.column_steps(sizes, width),
         }
     }
 
-    fn contiguous_steps(
-        &self,
-        sizes: &Sizes,
-        width: u32,
-        target: Target,
-        path: Option<Path>,
-    ) -> Result<(Vec<LaunchStep>, u64), PlanError> {
+    fn contiguous_steps(&self, sizes: &Sizes, width: u32, path: Option<Path>) -> Result<Steps, PlanError> {
         let (dtype, groups) = (self.dtype, sizes.all_groups as u64);
         let channel_vectors = sizes.spatial / u64::from(width);
         let vectors = sizes.of_group * channel_vectors;
         let divisor = Divisor::new(channel_vectors);
-        let path = path.unwrap_or_else(|| tuning::forward_for(dtype, target, width, groups, vectors));
+        let path = path.unwrap_or_else(|| tuning::forward_for(dtype, sizes.target, width, groups, vectors));
         let tensors = contiguous::TensorsArgs {
             x: Args::x.arg(),
             weight: Args::weight.arg(),
@@ -275,7 +271,7 @@ impl GroupNormDesc {
             };
             let grid = sizes.grid(groups * u64::from(config.cluster))?;
             let def = resident::Forward { dtype, config };
-            return Ok((vec![plan::launch(OP, &def, args, target, grid)?], 0));
+            return Ok((vec![sizes.launch(&def, args, grid)?], 0));
         }
         let (splits, per_split) = tuning::split(groups, vectors);
         let elements = common::Elements { dtype, width };
@@ -303,18 +299,13 @@ impl GroupNormDesc {
             eps: self.eps.get(),
         };
         let steps = vec![
-            plan::launch(OP, &contiguous::Moments(elements), moments, target, grid)?,
-            plan::launch(OP, &contiguous::Apply(elements), apply, target, grid)?,
+            sizes.launch(&contiguous::Moments(elements), moments, grid)?,
+            sizes.launch(&contiguous::Apply(elements), apply, grid)?,
         ];
         Ok((steps, 3 * groups * u64::from(splits)))
     }
 
-    fn column_steps(
-        &self,
-        sizes: &Sizes,
-        width: u32,
-        target: Target,
-    ) -> Result<(Vec<LaunchStep>, u64), PlanError> {
+    fn column_steps(&self, sizes: &Sizes, width: u32) -> Result<Steps, PlanError> {
         let dtype = self.dtype;
         let groups = sizes.all_groups as u64;
         let (t, elements) = (sizes.tiling(width)?, common::Elements { dtype, width });
@@ -354,9 +345,9 @@ impl GroupNormDesc {
             flags: self.flags(),
         };
         let steps = vec![
-            plan::launch(OP, &columns::Moments(elements), moments, target, t.grid)?,
-            plan::launch(OP, &columns::Finish { dtype }, finish, target, sizes.grid(groups)?)?,
-            plan::launch(OP, &columns::Apply(elements), apply, target, t.grid)?,
+            sizes.launch(&columns::Moments(elements), moments, t.grid)?,
+            sizes.launch(&columns::Finish { dtype }, finish, sizes.grid(groups)?)?,
+            sizes.launch(&columns::Apply(elements), apply, t.grid)?,
         ];
         Ok((steps, 3 * plane + 3 * groups))
     }
@@ -373,10 +364,10 @@ impl GroupNormDesc {
     }
 
     fn plan_by(&self, target: Target, path: Option<Path>) -> Result<Plan<Self>, PlanError> {
-        let sizes = Sizes::of(OP, self.dtype, self.shape)?;
+        let sizes = Sizes::of(OP, target, self.dtype, self.shape)?;
         PlanError::check_eps(OP, self.eps)?;
         let (variants, workspace) =
-            variants(&sizes, |width| self.steps(&sizes, width, target, path.filter(|p| p.fits(width))))?;
+            variants(&sizes, |width| self.steps(&sizes, width, path.filter(|p| p.fits(width))))?;
         let statistics = self.dtype.accumulator();
         let channels = self.shape.channels;
         let tensors = Args::specs([
@@ -403,7 +394,7 @@ impl Operation for GroupNormDesc {
 /// A variant for each width that the shape allows, and the elements of scratch memory that the neediest takes.
 fn variants(
     sizes: &Sizes,
-    steps: impl Fn(u32) -> Result<(Vec<LaunchStep>, u64), PlanError>,
+    steps: impl Fn(u32) -> Result<Steps, PlanError>,
 ) -> Result<(Vec<Variant>, usize), PlanError> {
     let (mut variants, mut most) = (Vec::new(), 0);
     for width in sizes.widths() {
