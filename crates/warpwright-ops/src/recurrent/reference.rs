@@ -169,14 +169,14 @@ impl Net {
         if layer == 0 { self.sizes[2] } else { self.directions * self.output() }
     }
 
-    fn row(&self, place: usize, batch: usize) -> usize {
+    fn row(&self, step: usize, batch: usize) -> usize {
         let [steps, batches, ..] = self.sizes;
-        if self.batch_first { batch * steps + place } else { place * batches + batch }
+        if self.batch_first { batch * steps + step } else { step * batches + batch }
     }
 
     /// The rows of a sequence in the order of its steps.
     fn order(&self, direction: usize, batch: usize) -> Vec<usize> {
-        let mut rows: Vec<usize> = (0..self.lengths[batch]).map(|place| self.row(place, batch)).collect();
+        let mut rows: Vec<usize> = (0..self.lengths[batch]).map(|step| self.row(step, batch)).collect();
         if direction == 1 {
             rows.reverse();
         }

@@ -4,7 +4,7 @@
 use warpwright_ptx::Target;
 
 use super::launches::{Arena, Launches, Place};
-use super::{Reserve, persistent};
+use super::{Pass, Reserve, persistent};
 use crate::PlanError;
 use crate::catalogue::Direction;
 use crate::plan::{self, Operation, Plan, PlanParts, Variant};
@@ -20,7 +20,6 @@ use crate::recurrent::{
     Biases, RecurrentBackwardArgs, RecurrentBackwardDesc, RecurrentDesc, WIDE, WeightGradients, refuse,
     small, sums_of,
 };
-use crate::tensors::{Member, Slot};
 
 /// Most parts of the rows that columns are summed over.
 const PARTS: usize = 64;
@@ -36,7 +35,7 @@ struct Scratch {
     /// Hidden states before the steps; those after them, as they were before their projection.
     before: Place,
     unprojected: Place,
-    /// Gradients of projected states: of all places and of one step. The latter before the projection.
+    /// Gradients of projected states: of all time steps and of one. The latter before the projection.
     projected: Place,
     projected_now: Place,
     unprojected_now: Place,
@@ -54,26 +53,6 @@ struct Scratch {
     /// A layer's result after dropout.
     dropped: Place,
     bytes: u64,
-}
-
-/// One direction of one layer.
-struct Pass {
-    index: usize,
-    direction: usize,
-    input: usize,
-    x: Place,
-    y: Place,
-    /// The gradient of `y`, if it has one.
-    dy: Option<Place>,
-    gates: Place,
-    extra: Place,
-}
-
-impl Pass {
-    /// A tensor of the group of the pass.
-    fn weight<S: Member + Into<Slot>>(&self, which: S) -> Place {
-        Place::of(RecurrentBackwardArgs::weights.of(self.index, which))
-    }
 }
 
 struct Planner<'d> {
@@ -184,8 +163,8 @@ fn scratch(net: &RecurrentDesc, sequence: Option<&Sequence<BackwardPass>>) -> Sc
     let sums_place = arena.take(of_weights, sums);
     let input_sums = arena.take(net.directions * net.rows() * widest, sums);
     let dy = arena.take(if net.layers > 1 { net.rows() * both } else { 0 }, dtype);
-    let drops = net.dropout.is_some() && net.layers > 1;
-    let dropped = arena.take(if drops { net.rows() * both } else { 0 }, dtype);
+    let dropout = net.dropout.is_some() && net.layers > 1;
+    let dropped = arena.take(if dropout { net.rows() * both } else { 0 }, dtype);
     let bytes = arena.bytes;
     Scratch {
         dx_gates,
@@ -237,7 +216,8 @@ impl Planner<'_> {
             let elements = direction * net.output();
             let dy = (!last || self.desc.dy).then_some(dy.after(elements, net.dtype));
             let y = y.after(elements, net.dtype);
-            let pass = Pass { index, direction, input, x, y, dy, gates, extra };
+            let weights = RecurrentBackwardArgs::weights;
+            let pass = Pass { weights, index, direction, input, x, y, dy, gates, extra };
             if net.batch > 0 {
                 match sequence {
                     Some(sequence) => self.persistent(&pass, sequence)?,
@@ -414,7 +394,7 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// The gradient of a weight: the gradient of what it gave by what it multiplied, over all places.
+    /// The gradient of a weight: the gradient of what it gave by what it multiplied, over all time steps.
     fn weight(&mut self, sizes: [usize; 2], [of, by, to]: [Place; 3]) -> Result<(), PlanError> {
         let ([rows, columns], sums) = (sizes, self.scratch.sums);
         self.launches.product([rows, columns, self.net.rows()], [true, false], [of, by, sums])?;

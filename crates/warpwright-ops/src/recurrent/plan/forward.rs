@@ -3,7 +3,7 @@
 use warpwright_ptx::Target;
 
 use super::launches::{Arena, Launches, Place};
-use super::{Reserve, persistent};
+use super::{Pass, Reserve, persistent};
 use crate::PlanError;
 use crate::catalogue::Direction;
 use crate::plan::{Operation, Plan, PlanParts, Variant};
@@ -17,7 +17,6 @@ use crate::recurrent::step::projection;
 use crate::recurrent::tuning::{PersistentConfig, Schedule};
 use crate::recurrent::walk::{Flag, WalkArgs};
 use crate::recurrent::{Biases, RecurrentArgs, RecurrentDesc, WIDE, WeightRefs, small, sums_of};
-use crate::tensors::{Member, Slot};
 
 /// Scratch memory.
 struct Scratch {
@@ -37,29 +36,6 @@ struct Scratch {
     /// A layer's result after dropout.
     dropped: Place,
     bytes: u64,
-}
-
-/// One direction of one layer.
-struct Pass {
-    /// Its number among the weights.
-    index: usize,
-    direction: usize,
-    /// Elements of a row of the input.
-    input: usize,
-    x: Place,
-    /// The result, from the first unit of the direction on.
-    y: Place,
-    products: Place,
-    extra: Place,
-    /// The layer whose result is complete with this pass and is dropped then, and the result.
-    drops: Option<(usize, Place)>,
-}
-
-impl Pass {
-    /// A tensor of the group of the pass.
-    fn weight<S: Member + Into<Slot>>(&self, which: S) -> Place {
-        Place::of(RecurrentArgs::weights.of(self.index, which))
-    }
 }
 
 struct Planner<'d> {
@@ -90,9 +66,9 @@ pub(in crate::recurrent) fn plan<O: Operation>(
         let launches = Launches { net: desc, op, target, wide, steps: Vec::new() };
         let mut planner = Planner { desc, scratch: &scratch, launches };
         if desc.batch > 0 {
-            for pass in passes(desc, &scratch, &reserve) {
+            for (pass, dropout) in passes(desc, &scratch, &reserve) {
                 planner.pass(&pass, sequence)?;
-                if let Some((layer, y)) = pass.drops {
+                if let Some((layer, y)) = dropout {
                     let places = [y, scratch.dropped, Place::of(RecurrentArgs::random)];
                     planner.launches.drop(layer, places, None)?;
                 }
@@ -154,14 +130,17 @@ fn scratch(desc: &RecurrentDesc, sequence: Option<&Sequence<ForwardPass>>) -> Sc
         arena.take(inference(len), desc.dtype)
     };
     let between = [between(1), between(2)];
-    let drops = desc.dropout.is_some() && desc.layers > 1;
-    let dropped = arena.take(if drops { desc.rows() * desc.result() } else { 0 }, desc.dtype);
+    let dropout = desc.dropout.is_some() && desc.layers > 1;
+    let dropped = arena.take(if dropout { desc.rows() * desc.result() } else { 0 }, desc.dtype);
     let bytes = arena.bytes;
     Scratch { products, recurrent, carried, h, unprojected, projected, between, dropped, bytes }
 }
 
-/// The passes in order.
-fn passes(desc: &RecurrentDesc, scratch: &Scratch, reserve: &Reserve) -> Vec<Pass> {
+/// The layer whose result is complete, and the result, on which dropout acts.
+type CompleteLayer = (usize, Place);
+
+/// The passes in order, and what is complete with each where there is dropout behind it.
+fn passes(desc: &RecurrentDesc, scratch: &Scratch, reserve: &Reserve) -> Vec<(Pass, Option<CompleteLayer>)> {
     let mut all = Vec::new();
     let mut x = Place::of(RecurrentArgs::x);
     for layer in 0..desc.layers {
@@ -170,17 +149,18 @@ fn passes(desc: &RecurrentDesc, scratch: &Scratch, reserve: &Reserve) -> Vec<Pas
             Some(kept) if desc.training => *kept,
             Some(_) => scratch.between[layer % 2],
         };
-        let drops = desc.dropout.is_some() && layer + 1 < desc.layers;
+        let dropout = desc.dropout.is_some() && layer + 1 < desc.layers;
         for direction in 0..desc.directions {
-            let drops = (drops && direction + 1 == desc.directions).then_some((layer, y));
+            let complete = (dropout && direction + 1 == desc.directions).then_some((layer, y));
             let index = layer * desc.directions + direction;
-            let (gates, extra) = reserve.passes[index];
-            let products = if desc.training { gates } else { scratch.products };
-            let input = desc.input_of(layer);
+            let (kept, extra) = reserve.passes[index];
+            let gates = if desc.training { kept } else { scratch.products };
+            let (weights, input) = (RecurrentArgs::weights, desc.input_of(layer));
             let of_direction = y.after(direction * desc.output(), desc.dtype);
-            all.push(Pass { index, direction, input, x, y: of_direction, products, extra, drops });
+            let pass = Pass { weights, index, direction, input, x, y: of_direction, dy: None, gates, extra };
+            all.push((pass, complete));
         }
-        x = if drops { scratch.dropped } else { y };
+        x = if dropout { scratch.dropped } else { y };
     }
     all
 }
@@ -191,11 +171,7 @@ impl Planner<'_> {
             return self.one_launch(pass);
         }
         let sizes = [self.desc.rows(), self.desc.wide(), pass.input];
-        self.launches.product(
-            sizes,
-            [false, true],
-            [pass.x, pass.weight(WeightRefs::w_ih), pass.products],
-        )?;
+        self.launches.product(sizes, [false, true], [pass.x, pass.weight(WeightRefs::w_ih), pass.gates])?;
         match sequence {
             Some(sequence) => self.persistent(pass, sequence),
             None => self.stepwise(pass),
@@ -247,7 +223,7 @@ impl Planner<'_> {
     fn persistent(&mut self, pass: &Pass, sequence: &Sequence<ForwardPass>) -> Result<(), PlanError> {
         let desc = self.desc;
         let args = SequenceArgs {
-            products: pass.products.both(),
+            products: pass.gates.both(),
             w_hh: pass.weight(WeightRefs::w_hh).read(),
             biases: Self::biases(pass),
             h0: self.launches.state(pass.index, RecurrentArgs::h0).read(),
@@ -280,7 +256,7 @@ impl Planner<'_> {
             let walk = self.walk(pass);
             let flags = walk.flags.with(Flag::Recurrent, recurrent);
             let args = ForwardArgs {
-                products: pass.products.both(),
+                products: pass.gates.both(),
                 recurrent: scratch.recurrent.read(),
                 biases: Self::biases(pass),
                 state: self.state(pass, before),
@@ -326,7 +302,7 @@ impl Planner<'_> {
             w_hh: pass.weight(WeightRefs::w_hh).read(),
             biases: Self::biases(pass),
             state: self.state(pass, self.first(pass)),
-            products: pass.products.both(),
+            products: pass.gates.both(),
             next: self.next(pass, scratch.h),
             batch: small(batch),
             input: small(pass.input),

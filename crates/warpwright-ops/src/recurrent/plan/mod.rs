@@ -11,7 +11,7 @@ use warpwright_ptx::DType;
 use super::tuning::{PersistentConfig, Schedule};
 use super::{RecurrentDesc, refuse, sums_of};
 use crate::PlanError;
-use crate::tensors::Slot;
+use crate::tensors::{EachSlot, Member, Slot};
 
 /// The parts of a reserve.
 pub(super) struct Reserve {
@@ -41,6 +41,31 @@ impl Reserve {
     /// Elements of `dtype`.
     pub(super) fn len(&self, dtype: DType) -> usize {
         usize::try_from(self.bytes).unwrap_or(usize::MAX) / dtype.bytes()
+    }
+}
+
+/// One direction of one layer.
+struct Pass {
+    /// The groups of weights, and the number of its own.
+    weights: EachSlot,
+    index: usize,
+    direction: usize,
+    /// Elements of a row of the input.
+    input: usize,
+    x: Place,
+    /// The result, from the first unit of the direction on.
+    y: Place,
+    /// The gradient of `y`, if the pass goes backward and has one.
+    dy: Option<Place>,
+    /// The gates; in a forward pass products of the inputs first.
+    gates: Place,
+    extra: Place,
+}
+
+impl Pass {
+    /// A tensor of the group of the pass.
+    fn weight<S: Member + Into<Slot>>(&self, which: S) -> Place {
+        Place::of(self.weights.of(self.index, which))
     }
 }
 
