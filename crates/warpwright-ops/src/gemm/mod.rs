@@ -21,6 +21,7 @@ mod f16x3;
 mod functions;
 pub(crate) mod groups;
 pub(crate) mod kernel;
+mod lengths;
 pub(crate) mod pack;
 mod part;
 pub(crate) mod persistent;
@@ -48,6 +49,7 @@ use crate::{Binding, PlanError};
 use epilogue::{EpilogueArgs, ResultArgs};
 pub use functions::*;
 use kernel::Gemm;
+pub(crate) use lengths::{Lengths, Matrices};
 use pack::{Operands, Source};
 pub(crate) use part::Part;
 use tuning::{Access, Choice, Config, Shape, Sums};
@@ -248,13 +250,6 @@ pub(crate) const MAX_SIDE: usize = i32::MAX as usize;
 /// Bytes from one row or matrix to the next that a tensor map cannot describe any more.
 pub(crate) const MAX_BOX_STRIDE: usize = 1 << 40;
 
-/// Elements of the tensors.
-struct Lengths {
-    a: usize,
-    b: usize,
-    y: usize,
-}
-
 impl GemmDesc {
     fn shape(&self) -> Shape {
         let [m, n, k, batch] = [self.m, self.n, self.k, self.batch].map(|x| x as u64);
@@ -290,19 +285,9 @@ impl GemmDesc {
             ));
         }
         let (a, b) = self.stored();
-        let length = |name, leading, [rows, cols]: [usize; 2], stride| {
-            if leading < cols {
-                return Err(Self::parameter(name, leading, "at least the columns of the matrix in memory"));
-            }
-            if rows == 0 || cols == 0 || self.batch == 0 {
-                return Ok(0);
-            }
-            let matrix = (rows - 1).checked_mul(leading).and_then(|before| before.checked_add(cols));
-            let all = matrix
-                .zip((self.batch - 1).checked_mul(stride))
-                .and_then(|(matrix, before)| matrix.checked_add(before))
-                .filter(|len| len.checked_mul(self.dtype.bytes()).is_some_and(|b| i64::try_from(b).is_ok()));
-            all.ok_or_else(|| Self::parameter(name, leading, "such that the tensor is addressable"))
+        let length = |name, leading, sides, stride| {
+            let (count, size) = (self.batch, self.dtype.bytes());
+            Matrices { op: OP, leading: (name, leading), sides, count, stride, size }.len()
         };
         let lengths = Lengths {
             a: length("lda", self.lda, a, self.stride_a)?,

@@ -35,7 +35,7 @@ use crate::gemm::engine::{self, OrderArgs, Store, WorkArgs};
 use crate::gemm::epilogue::ResultArgs;
 use crate::gemm::groups::GroupArgs;
 use crate::gemm::tuning::PersistentConfig;
-use crate::gemm::{MAX_BOX_STRIDE, MAX_SIDE, WIDE, plain};
+use crate::gemm::{Lengths, MAX_BOX_STRIDE, MAX_SIDE, Matrices, WIDE, plain};
 use crate::plan::{self, Operation, Plan, Variant, small};
 use crate::tensors::tensors;
 
@@ -156,13 +156,6 @@ tensors! {
     }
 }
 
-/// Elements of the tensors.
-struct Lengths {
-    a: usize,
-    b: usize,
-    y: usize,
-}
-
 impl GroupedGemmDesc {
     fn refused(&self, parameter: &'static str, got: impl ToString, expected: &'static str) -> PlanError {
         PlanError::refused(self.op(), parameter, got, expected)
@@ -183,17 +176,8 @@ impl GroupedGemmDesc {
             }
         }
         let length = |name, leading: usize, [count, rows, cols]: [usize; 3]| {
-            if leading < cols {
-                return Err(self.refused(name, leading, "at least the columns of the matrix"));
-            }
-            if count == 0 || rows == 0 || cols == 0 {
-                return Ok(0);
-            }
-            let before = count.checked_mul(rows).and_then(|rows| (rows - 1).checked_mul(leading));
-            let all = before.and_then(|before| before.checked_add(cols));
-            let size = self.dtype.bytes();
-            all.filter(|len| len.checked_mul(size).is_some_and(|bytes| i64::try_from(bytes).is_ok()))
-                .ok_or_else(|| self.refused(name, leading, "such that the matrices are addressable"))
+            let (op, stride, size) = (self.op(), rows.saturating_mul(leading), self.dtype.bytes());
+            Matrices { op, leading: (name, leading), sides: [rows, cols], count, stride, size }.len()
         };
         let Self { groups, m, n, k, .. } = *self;
         let (a, b, y) = match self.grouping {
@@ -327,7 +311,7 @@ impl GroupedGemmDesc {
         let side = plain::SIDE as usize;
         let grid = [self.tiles((side, side))?, 1, 1];
         let (stride_b, stride_y) = self.strides();
-        let values = simt::SimtArgs {
+        let args = simt::SimtArgs {
             a: GroupedGemmArgs::a.arg(),
             b: GroupedGemmArgs::b.arg(),
             y: GroupedGemmArgs::y.arg(),
@@ -340,9 +324,8 @@ impl GroupedGemmDesc {
             stride_b: stride_b as u64,
             stride_y: stride_y as u64,
             groups: self.group_args(),
-        }
-        .values();
-        Ok(LaunchStep::new(plan::recorded(self.op(), &kernel, target)?, grid, values))
+        };
+        plan::launch(self.op(), &kernel, args, target, grid)
     }
 }
 

@@ -31,7 +31,7 @@ use crate::catalogue::Direction;
 use crate::gemm::engine::{self, Store, WorkArgs};
 use crate::gemm::epilogue::{self, Program, ResultArgs};
 use crate::gemm::tuning::PersistentConfig;
-use crate::gemm::{MAX_BOX_STRIDE, MAX_SIDE, WIDE, plain};
+use crate::gemm::{Lengths, MAX_BOX_STRIDE, MAX_SIDE, Matrices, WIDE, plain};
 use crate::plan::{self, Operation, Plan, Variant, small};
 use crate::quantize8::{BLOCK, FLOAT8_SM, Format, Scaling};
 use crate::tensors::tensors;
@@ -144,13 +144,6 @@ tensors! {
     }
 }
 
-/// Elements of the matrices.
-struct Lengths {
-    a: usize,
-    b: usize,
-    y: usize,
-}
-
 impl ScaledGemmDesc {
     fn refused(&self, parameter: &'static str, got: impl ToString, expected: &'static str) -> PlanError {
         PlanError::refused(self.op(), parameter, got, expected)
@@ -185,16 +178,8 @@ impl ScaledGemmDesc {
             let got = self.activation.map_or("none", Activation::name);
             return Err(self.refused("activation", got, "relu, gelu_erf, gelu_tanh, silu, sigmoid or tanh"));
         }
-        let length = |name, leading: usize, [rows, cols]: [usize; 2], size: usize| {
-            if leading < cols {
-                return Err(self.refused(name, leading, "at least the columns of the matrix"));
-            }
-            if rows == 0 || cols == 0 {
-                return Ok(0);
-            }
-            let all = (rows - 1).checked_mul(leading).and_then(|before| before.checked_add(cols));
-            all.filter(|len| len.checked_mul(size).is_some_and(|bytes| i64::try_from(bytes).is_ok()))
-                .ok_or_else(|| self.refused(name, leading, "such that the matrix is addressable"))
+        let length = |name, leading, sides, size| {
+            Matrices { op, leading: (name, leading), sides, count: 1, stride: 0, size }.len()
         };
         Ok(Lengths {
             a: length("lda", self.lda, [self.m, self.k], 1)?,
@@ -336,7 +321,7 @@ impl ScaledGemmDesc {
         let side = plain::SIDE as usize;
         let tiles = self.m.div_ceil(side).saturating_mul(self.n.div_ceil(side));
         let grid = plan::cover(self.op(), tiles, 1)?.unwrap_or([1; 3]);
-        let values = simt::SimtArgs {
+        let args = simt::SimtArgs {
             a: ScaledGemmArgs::a.arg(),
             b: ScaledGemmArgs::b.arg(),
             to: self.results(),
@@ -348,9 +333,8 @@ impl ScaledGemmDesc {
             ldy: self.ldy as u64,
             scale_a: ScaledGemmArgs::scale_a.arg(),
             scale_b: ScaledGemmArgs::scale_b.arg(),
-        }
-        .values();
-        Ok(LaunchStep::new(plan::recorded(self.op(), &kernel, target)?, grid, values))
+        };
+        plan::launch(self.op(), &kernel, args, target, grid)
     }
 }
 
