@@ -10,6 +10,7 @@ pub use super::kernels::{
 };
 pub use super::layout::{BlockLayout, BlockShape, DecodeLayout};
 pub use super::score::ScoreKind;
+use super::statistics_type;
 
 /// Asynchronous copies and products 16 deep of both half types exist from here.
 const TENSOR_CORE_SM: u32 = 80;
@@ -43,6 +44,16 @@ impl Config {
             Self::Simt(layout) => layout,
             Self::Mma(layout) => layout,
         }
+    }
+}
+
+impl Config {
+    /// The specification of a kernel of that name and layout, whose argument `statistics` has the type of statistics.
+    pub(super) fn spec(&self, name: String, dtype: DType, statistics: &'static str) -> KernelSpec {
+        let layout = self.layout();
+        KernelSpec::new(name, BlockDim::x(layout.threads()))
+            .dtypes(DTypes::all(dtype).with(statistics, statistics_type(dtype)))
+            .min_blocks_per_sm(layout.min_blocks_per_sm(dtype))
     }
 }
 
@@ -231,7 +242,7 @@ impl Work {
     }
 
     /// The sweeps that read copies.
-    pub const fn of_pairs(width: u32) -> &'static [Self] {
+    pub const fn of_split_f16(width: u32) -> &'static [Self] {
         match width {
             128 => &[Self::Queries, Self::Keys, Self::Values],
             _ => &[Self::Queries, Self::KeysAndValues],

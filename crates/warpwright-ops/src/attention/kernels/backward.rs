@@ -161,17 +161,9 @@ impl KernelDef for Sweep {
 
     fn spec(&self) -> KernelSpec {
         let Self { work, dtype, kind, config } = self;
-        KernelSpec::new(
-            format!(
-                "attention_backward_{}_{dtype}_{}{}",
-                work.gradients(),
-                config.layout().name(),
-                kind.name()
-            ),
-            BlockDim::x(self.config.layout().threads()),
-        )
-        .dtypes(DTypes::all(self.dtype).with("statistics", crate::attention::statistics_type(self.dtype)))
-        .min_blocks_per_sm(self.config.layout().min_blocks_per_sm(self.dtype))
+        let (gradients, layout) = (work.gradients(), config.layout().name());
+        let name = format!("attention_backward_{gradients}_{dtype}_{layout}{}", kind.name());
+        config.spec(name, *dtype, "statistics")
     }
 
     fn build<'k>(&self, k: K<'k>, a: SweepParams<'k>) {
@@ -207,6 +199,14 @@ impl<'k> Gradients<'k> {
         let [first, second] = [a.first, a.second].map(View::of);
         Self { dy: View::of(a.dy), first, second, statistics: a.statistics }
     }
+}
+
+/// The tensors of a backward kernel, and the mask if one lists the pairs.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::attention) struct SweepTensors<'k> {
+    pub(in crate::attention) p: Problem<'k>,
+    pub(in crate::attention) gradients: Gradients<'k>,
+    pub(in crate::attention) mask: Option<BlockMaskParams<'k>>,
 }
 
 /// Of each query `lse` as [`Scorer::probability`] takes it, and delta, side by side.
@@ -303,16 +303,16 @@ pub(in crate::attention) fn gradient_of_score<'k, A: Accumulate>(
 
 impl Sweep {
     fn with_engine<'k>(&self, k: K<'k>, a: SweepParams<'k>, mask: Option<BlockMaskParams<'k>>) {
-        let (p, gradients) = (Problem::of(a.problem), Gradients::of(a));
+        let of = SweepTensors { p: Problem::of(a.problem), gradients: Gradients::of(a), mask };
         match self.config {
             Config::Simt(simt) => accumulate!(self.dtype, |A| {
                 let engine = SimtEngine::new(k, simt, self.dtype, self.work.stationary());
-                self.body::<A, _>(k, p, gradients, mask, &engine);
+                self.body::<A, _>(k, of, &engine);
             }),
             Config::Mma(tensor) => {
                 let atom = k.mma_atom(self.dtype);
                 let engine = MmaEngine::new(k, tensor, atom, self.work.stationary());
-                self.body(k, p, gradients, mask, &engine);
+                self.body(k, of, &engine);
             }
         }
     }
@@ -320,15 +320,14 @@ impl Sweep {
     pub(in crate::attention) fn body<'k, A: Accumulate, E: Engine<'k, A>>(
         &self,
         k: K<'k>,
-        p: Problem<'k>,
-        to: Gradients<'k>,
-        mask: Option<BlockMaskParams<'k>>,
+        of: SweepTensors<'k>,
         engine: &E,
     ) {
-        let p = if self.full(engine) && self.kind.dropout { p.with_shared_random(k) } else { p };
+        let shares = self.full(engine) && self.kind.dropout;
+        let of = if shares { SweepTensors { p: of.p.with_shared_random(k), ..of } } else { of };
         match self.work {
-            Work::Forward | Work::Queries | Work::Bias => self.queries(k, p, to, mask, engine),
-            Work::KeysAndValues | Work::Keys | Work::Values => self.keys_and_values(k, p, to, mask, engine),
+            Work::Forward | Work::Queries | Work::Bias => self.queries(k, of, engine),
+            Work::KeysAndValues | Work::Keys | Work::Values => self.keys_and_values(k, of, engine),
         }
     }
 
@@ -337,14 +336,8 @@ impl Sweep {
         engine.register_bound() && self.dtype.bytes() == 2
     }
 
-    fn queries<'k, A: Accumulate, E: Engine<'k, A>>(
-        &self,
-        k: K<'k>,
-        p: Problem<'k>,
-        to: Gradients<'k>,
-        mask: Option<BlockMaskParams<'k>>,
-        engine: &E,
-    ) {
+    fn queries<'k, A: Accumulate, E: Engine<'k, A>>(&self, k: K<'k>, of: SweepTensors<'k>, engine: &E) {
+        let SweepTensors { p, gradients: to, mask } = of;
         let (rows, columns) = (self.config.layout().rows(), self.config.layout().tile_columns());
         let block = QueryBlock::<A>::new(k, self.kind, self.dtype, &p, rows);
         let QueryBlock { head, batch, first, span, scorer, q, sources } = block;
@@ -400,11 +393,10 @@ impl Sweep {
     fn keys_and_values<'k, A: Accumulate, E: Engine<'k, A>>(
         &self,
         k: K<'k>,
-        p: Problem<'k>,
-        to: Gradients<'k>,
-        mask: Option<BlockMaskParams<'k>>,
+        of: SweepTensors<'k>,
         engine: &E,
     ) {
+        let SweepTensors { p, gradients: to, mask } = of;
         let (rows, columns) = (self.config.layout().rows(), self.config.layout().tile_columns());
         let [tile, key_head, batch] = p.place(k, false);
         let span = Span::new(self.kind, &p, batch);

@@ -43,17 +43,9 @@ impl KernelDef for BiasGradient {
             Config::Mma(_) if self.dtype == DType::F32 => Some(1),
             config => config.layout().min_blocks_per_sm(self.dtype),
         };
-        KernelSpec::new(
-            format!(
-                "attention_backward_bias_{}_{}{}",
-                self.dtype,
-                self.config.layout().name(),
-                self.kind.name()
-            ),
-            BlockDim::x(self.config.layout().threads()),
-        )
-        .dtypes(DTypes::all(self.dtype).with("statistics", crate::attention::statistics_type(self.dtype)))
-        .min_blocks_per_sm(min_blocks_per_sm)
+        let (dtype, layout) = (self.dtype, self.config.layout().name());
+        let name = format!("attention_backward_bias_{dtype}_{layout}{}", self.kind.name());
+        self.config.spec(name, dtype, "statistics").min_blocks_per_sm(min_blocks_per_sm)
     }
 
     fn build<'k>(&self, k: K<'k>, a: BiasParams<'k>) {

@@ -47,12 +47,8 @@ impl KernelDef for Forward {
     type Args = ForwardArgs;
 
     fn spec(&self) -> KernelSpec {
-        KernelSpec::new(
-            format!("attention_{}_{}{}", self.dtype, self.config.layout().name(), self.kind.name()),
-            BlockDim::x(self.config.layout().threads()),
-        )
-        .dtypes(DTypes::all(self.dtype).with("results.lse", crate::attention::statistics_type(self.dtype)))
-        .min_blocks_per_sm(self.config.layout().min_blocks_per_sm(self.dtype))
+        let name = format!("attention_{}_{}{}", self.dtype, self.config.layout().name(), self.kind.name());
+        self.config.spec(name, self.dtype, "results.lse")
     }
 
     fn build<'k>(&self, k: K<'k>, a: ForwardParams<'k>) {

@@ -273,7 +273,7 @@ impl<'k> MmaEngine<'k> {
     fn operand(&self, k: K<'k>, index: u32, at: I32<'k>) -> Operand<'k> {
         let tile = self.columns_tile(k, index).moved(self.stage(at));
         let tile = if self.queries.is_some() { pairs(tile) } else { tile };
-        // WgmmaSweeps of f32 with one slab lack the registers for what places in both tiles have in common; two slabs need them for
+        // Backward kernels of f32 with one slab lack the registers for what places in both tiles have in common; two slabs need them for
         // themselves.
         let apart = self.atom == MmaAtom::Tf32 && self.stationary == 2 && self.config.slabs == 1;
         Operand { tile, zero: opaque_zero(if apart { at + index.cast_signed() } else { at }) }

@@ -57,15 +57,15 @@ impl AttentionBackwardDesc {
         let workspace_bytes = (workspace * statistics.bytes()) as u64;
         // What comes after it begins at an address like that of the workspace.
         let before = workspace_bytes.next_multiple_of(256);
-        let pairs = match algorithm {
+        let split = match algorithm {
             None => self.split_f16(&c, target, None)?,
             Some(BackwardAlgorithm::SplitF16 { queries, keys }) => {
                 self.split_f16(&c, target, Some([queries, keys]))?
             }
             Some(_) => None,
         };
-        let workspace_bytes = match &pairs {
-            Some(pairs) => before + Self::split_f16_bytes(&c, pairs),
+        let workspace_bytes = match &split {
+            Some(split) => before + Self::split_f16_bytes(&c, split),
             None => workspace_bytes,
         };
         let workspace_bytes = match fused {
@@ -92,9 +92,9 @@ impl AttentionBackwardDesc {
         if let Some(configs) = groups {
             variants.push(Variant { alignment: 16, steps: self.wgmma_steps(&c, target, configs)? });
         }
-        if let Some(pairs) = pairs {
+        if let Some(split) = split {
             variants
-                .push(Variant { alignment: 16, steps: self.split_f16_steps(&c, target, &pairs, before)? });
+                .push(Variant { alignment: 16, steps: self.split_f16_steps(&c, target, &split, before)? });
         }
         for ((queries, keys), bias) in of_queries.into_iter().zip(of_keys).zip(of_bias) {
             let vector = queries.layout().vector().max(keys.layout().vector());
@@ -256,7 +256,7 @@ impl AttentionBackwardDesc {
         };
         let kind = ScoreKind { packed: c.kind.packed, ..ScoreKind::default() };
         let def = SinkGradient { dtype: self.forward.dtype, kind };
-        Ok(Some(LaunchStep::new(plan::recorded(OP, &def, target)?, [c.heads, 1, 1], args.values())))
+        plan::launch(OP, &def, args, target, [c.heads, 1, 1]).map(Some)
     }
 
     /// The sums of `dy o`; `None` if there are no queries.

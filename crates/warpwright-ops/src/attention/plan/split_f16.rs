@@ -101,9 +101,9 @@ fn suits(c: &Common, dtype: DType, layouts: &[Layout], enough: u32) -> (bool, bo
 
 /// The given layouts, if kernels take the problem with them.
 fn chosen(taken: bool, c: &Common, target: Target, layouts: Layouts) -> Result<Layouts, PlanError> {
-    let (pairs, tensors) = layouts;
-    let fits = pairs.width == tensors.width && c.widest() <= pairs.width as usize && target.sm >= 80;
-    if taken && fits && pairs.rows().max(tensors.rows()) <= TILE * TILES_OF_A_BLOCK {
+    let (split, tensors) = layouts;
+    let fits = split.width == tensors.width && c.widest() <= split.width as usize && target.sm >= 80;
+    if taken && fits && split.rows().max(tensors.rows()) <= TILE * TILES_OF_A_BLOCK {
         return Ok(layouts);
     }
     let expected = "layouts for the head_dim, and f32 in rows of 16 bytes";
@@ -165,17 +165,17 @@ impl AttentionDesc {
     }
 
     /// Bytes of the workspace that it takes.
-    pub(in crate::attention) fn split_f16_bytes(c: &Common, (pairs, _): Layouts) -> u64 {
-        Places::new(c, pairs.width, AttentionArgs::workspace, 0).bytes(3)
+    pub(in crate::attention) fn split_f16_bytes(c: &Common, (split, _): Layouts) -> u64 {
+        Places::new(c, split.width, AttentionArgs::workspace, 0).bytes(3)
     }
 
     pub(in crate::attention) fn split_f16_steps(
         &self,
         c: &Common,
         target: Target,
-        (pairs, tensors): Layouts,
+        (split, tensors): Layouts,
     ) -> Result<Vec<LaunchStep>, PlanError> {
-        let places = Places::new(c, pairs.width, AttentionArgs::workspace, 0);
+        let places = Places::new(c, split.width, AttentionArgs::workspace, 0);
         let mut steps = Vec::new();
         let copies = [
             (0, AttentionInputs::q, true, &self.q),
@@ -193,7 +193,7 @@ impl AttentionDesc {
             factors,
             pitches: places.pitches,
         };
-        for from in [Operands::Copies(pairs), Operands::Tensors(tensors)] {
+        for from in [Operands::Copies(split), Operands::Tensors(tensors)] {
             let Some(grid) = c.grid(c.longest[0].div_ceil(from.layout().rows()), c.heads)? else { continue };
             let kernel = plan::recorded(OP, &SplitF16Forward { kind: c.kind, from }, target)?;
             let shared = from.layout().shared_bytes(DType::F32, 1);
@@ -225,14 +225,14 @@ impl AttentionBackwardDesc {
             None => Ok(tuning::split_f16(work, target, c.widest(), c.kind).filter(|_| suits)),
         };
         let Some((first, _)) = of(Work::Queries)? else { return Ok(None) };
-        let sweeps = Work::of_pairs(first.width).iter();
+        let sweeps = Work::of_split_f16(first.width).iter();
         sweeps.map(|work| Ok(of(*work)?.map(|layouts| (*work, layouts)))).collect()
     }
 
     /// Bytes of the workspace that they take.
     pub(in crate::attention) fn split_f16_bytes(c: &Common, sweeps: &[(Work, Layouts)]) -> u64 {
-        sweeps.first().map_or(0, |(_, (pairs, _))| {
-            Places::new(c, pairs.width, AttentionBackwardArgs::workspace, 0).bytes(4)
+        sweeps.first().map_or(0, |(_, (split, _))| {
+            Places::new(c, split.width, AttentionBackwardArgs::workspace, 0).bytes(4)
         })
     }
 
@@ -259,14 +259,14 @@ impl AttentionBackwardDesc {
         for copied in copies {
             steps.extend(recorded_copy(c, &places, target, copied, 4)?);
         }
-        for &(work, (pairs, tensors)) in sweeps {
+        for &(work, (split, tensors)) in sweeps {
             let queries = work == Work::Queries;
             let [of_queries, of_keys] = c.longest;
             let (rows, heads) = if queries { (of_queries, c.heads) } else { (of_keys, places.heads[1]) };
             let (copies, factors) = places.written([0, 1, 2, 3]);
             let sweep = self.sweep_args(c, queries);
             let args = SplitF16SweepArgs { sweep, copies, factors, pitches: places.pitches };
-            for from in [Operands::Copies(pairs), Operands::Tensors(tensors)] {
+            for from in [Operands::Copies(split), Operands::Tensors(tensors)] {
                 let Some(grid) = c.grid(rows.div_ceil(from.layout().rows()), heads)? else { continue };
                 let kernel = plan::recorded(OP, &SplitF16Sweep { work, kind: c.kind, from }, target)?;
                 let shared = from.layout().shared_bytes(DType::F32, work.stationary());
@@ -288,12 +288,12 @@ pub(in crate::attention) fn kernels(
     let mut out = Vec::new();
     for width in [64, 128] {
         let forward = direction == Direction::Forward;
-        let works = if forward { &[Work::Forward][..] } else { Work::of_pairs(width) };
+        let works = if forward { &[Work::Forward][..] } else { Work::of_split_f16(width) };
         for (&work, &kind) in works.iter().flat_map(|work| kinds.iter().map(move |kind| (work, kind))) {
-            let Some((pairs, tensors)) = tuning::split_f16(work, target, width as usize, kind) else {
+            let Some((split, tensors)) = tuning::split_f16(work, target, width as usize, kind) else {
                 continue;
             };
-            for from in [Operands::Copies(pairs), Operands::Tensors(tensors)] {
+            for from in [Operands::Copies(split), Operands::Tensors(tensors)] {
                 out.push(match work {
                     Work::Forward => plan::recorded(OP, &SplitF16Forward { kind, from }, target)?,
                     _ => plan::recorded(OP, &SplitF16Sweep { work, kind, from }, target)?,

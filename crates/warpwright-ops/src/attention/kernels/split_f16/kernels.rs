@@ -3,7 +3,7 @@
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{MmaAtom, kernel_args};
 
-use super::super::backward::{Gradients, Sweep, SweepArgs};
+use super::super::backward::{Gradients, Sweep, SweepArgs, SweepTensors};
 use super::super::forward::{Forward, ResultArgs, Results};
 use super::super::mma::{Mma, MmaEngine};
 use super::{Copied, SplitF16, SplitF16Engine, TILE};
@@ -150,8 +150,8 @@ impl KernelDef for SplitF16Forward {
         let suit = copies.suit(k, &p, (head, k.lit(1u32)), p.key_head(head), batch);
         let forward = Forward { dtype: DType::F32, kind: self.kind, config: self.from.config() };
         match self.from {
-            Operands::Copies(pairs) => k.if_(suit, || {
-                forward.body(k, copies.of(p).0, results, None, SplitF16Engine::new(k, pairs, 1));
+            Operands::Copies(split) => k.if_(suit, || {
+                forward.body(k, copies.of(p).0, results, None, SplitF16Engine::new(k, split, 1));
             }),
             Operands::Tensors(tensors) => k.if_(!suit, || {
                 forward.body(k, p, results, None, MmaEngine::new(k, tensors, MmaAtom::Tf32, 1));
@@ -193,15 +193,16 @@ impl KernelDef for SplitF16Sweep {
         };
         let sweep = Sweep { work, dtype: DType::F32, kind: self.kind, config: self.from.config() };
         match self.from {
-            Operands::Copies(pairs) => k.if_(suit, || {
+            Operands::Copies(split) => k.if_(suit, || {
                 let (copied, dy_copied) = copies.of(p);
-                let engine = SplitF16Engine::new(k, pairs, work.stationary());
+                let engine = SplitF16Engine::new(k, split, work.stationary());
                 let dy = dy_copied.unwrap_or(gradients.dy);
-                sweep.body(k, copied, Gradients { dy, ..gradients }, None, &engine);
+                let gradients = Gradients { dy, ..gradients };
+                sweep.body(k, SweepTensors { p: copied, gradients, mask: None }, &engine);
             }),
             Operands::Tensors(tensors) => k.if_(!suit, || {
                 let engine = MmaEngine::new(k, tensors, MmaAtom::Tf32, work.stationary());
-                sweep.body(k, p, gradients, None, &engine);
+                sweep.body(k, SweepTensors { p, gradients, mask: None }, &engine);
             }),
         }
     }

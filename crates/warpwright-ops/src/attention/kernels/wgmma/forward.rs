@@ -202,7 +202,7 @@ impl WgmmaForward {
             match &only {
                 Some(shared) => body(shared, start),
                 None => {
-                    let order = TileOrder::new(k, a.tiles, a.all_tiles, p.heads);
+                    let order = TileOrder::new(a.tiles, a.all_tiles, p.heads);
                     k.fold(order.rounds(), start, |round, pipes| {
                         body(&of(order.place(round, self.kind.is_uneven())), pipes)
                     })

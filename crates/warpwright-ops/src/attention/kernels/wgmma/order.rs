@@ -15,7 +15,6 @@ const FEW: u32 = 4;
 /// All tiles of all heads.
 #[derive(Clone, Copy)]
 pub(in crate::attention) struct TileOrder<'k> {
-    k: K<'k>,
     /// Tiles of a head, and of all heads of all batches.
     tiles: U32<'k>,
     all: U32<'k>,
@@ -25,22 +24,23 @@ pub(in crate::attention) struct TileOrder<'k> {
 }
 
 impl<'k> TileOrder<'k> {
-    pub(in crate::attention) fn new(k: K<'k>, tiles: U32<'k>, all: U32<'k>, heads: U32<'k>) -> Self {
-        Self { k, tiles, all, heads, blocks: k.grid_dim_x() }
+    pub(in crate::attention) fn new(tiles: U32<'k>, all: U32<'k>, heads: U32<'k>) -> Self {
+        Self { tiles, all, heads, blocks: all.k().grid_dim_x() }
     }
 
     /// The rounds in which the block has a tile.
     pub(in crate::attention) fn rounds(self) -> Range<'k, u32> {
-        let block = self.k.block_idx_x();
-        self.k.range(0u32, (self.all - block + (self.blocks - 1)) / self.blocks, 1u32)
+        let k = self.all.k();
+        let block = k.block_idx_x();
+        k.range(0u32, (self.all - block + (self.blocks - 1)) / self.blocks, 1u32)
     }
 
     /// Tile, head and batch of the block in a round. Blocks at work at the same time share the keys of few heads. Where later tiles
     /// of a head have `more` keys, all blocks get about as many of them.
     pub(in crate::attention) fn place(self, round: U32<'k>, more: bool) -> [U32<'k>; 3] {
-        let Self { k, tiles, heads, .. } = self;
+        let Self { tiles, heads, .. } = self;
         let (tile, head) = if more {
-            k.if_else(tiles.le(FEW), || self.rotated(round), || self.folded(round))
+            round.k().if_else(tiles.le(FEW), || self.rotated(round), || self.folded(round))
         } else {
             self.in_order(self.number(round))
         };
@@ -49,7 +49,7 @@ impl<'k> TileOrder<'k> {
     }
 
     fn number(self, round: U32<'k>) -> U32<'k> {
-        round * self.blocks + self.k.block_idx_x()
+        round * self.blocks + round.k().block_idx_x()
     }
 
     /// Tiles of a head one after the other: tile, and head among those of all batches.
@@ -72,7 +72,7 @@ impl<'k> TileOrder<'k> {
         let begin = round * blocks;
         let last = begin + (blocks - 1);
         let turned = (round & 1).ne(0) & last.lt(all);
-        let number = turned.select(last - self.k.block_idx_x(), self.number(round));
+        let number = turned.select(last - round.k().block_idx_x(), self.number(round));
         let heads = all / tiles;
         let section = ((blocks + 1) >> 1).min(heads);
         let first = number / (section * tiles) * section;
