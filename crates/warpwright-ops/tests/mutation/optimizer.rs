@@ -30,6 +30,22 @@ fn lists(number: usize) -> Vec<usize> {
     }
 }
 
+/// A step of `f32`, to which a scale and a sign of overflow may be `given`.
+fn step(rule: Rule, given: bool, lens: Vec<usize>) -> OptimizerDesc {
+    let dtype = DType::F32;
+    OptimizerDesc {
+        rule,
+        maximize: false,
+        dtype,
+        grad_dtype: dtype,
+        master: false,
+        grad_scale: given,
+        found_inf: given,
+        lens,
+        eight_bit: Vec::new(),
+    }
+}
+
 /// Tensors that are not taken for aligned ones go the way of single elements.
 const SURVIVORS: &[Survivor] = &[
     Survivor::equivalent("", "(together & 15).@eq(0)", "single elements give the same").at_most(1),
@@ -44,19 +60,7 @@ fn defects_of_optimizers_are_noticed() {
     let momentum = Sgd { momentum: 0.5.into(), ..Sgd::PLAIN };
     for rule in [Rule::Adam(Adam::ADAMW), Rule::Sgd(momentum)] {
         SWEEP.check(&plans(&[0, 1, 2, 3, 4], |number: usize| {
-            let (dtype, given) = (DType::F32, number < 2);
-            let desc = OptimizerDesc {
-                rule,
-                maximize: false,
-                dtype,
-                grad_dtype: dtype,
-                master: false,
-                grad_scale: given,
-                found_inf: given,
-                lens: lists(number),
-                eight_bit: Vec::new(),
-            };
-            desc.plan(TARGET).expect("plan")
+            step(rule, number < 2, lists(number)).plan(TARGET).expect("plan")
         }));
     }
 }
@@ -82,19 +86,9 @@ fn defects_of_moments_in_8_bits_are_noticed() {
     let skipped = |name: &str| !name.contains("8bit");
     let sweep = Sweep { survivors: EIGHT_BIT, skipped, ..Sweep::new(gradients) };
     sweep.check(&plans(&[0, 1, 2, 3, 4, 5], |number: usize| {
-        let (dtype, given, lens) = (DType::F32, number < 2, lists[number].clone());
-        let desc = OptimizerDesc {
-            rule: Rule::Adam(Adam::ADAMW),
-            maximize: false,
-            dtype,
-            grad_dtype: dtype,
-            master: false,
-            grad_scale: given,
-            found_inf: given,
-            eight_bit: vec![true; lens.len()],
-            lens,
-        };
-        desc.plan(TARGET).expect("plan")
+        let step = step(Rule::Adam(Adam::ADAMW), number < 2, lists[number].clone());
+        let eight_bit = vec![true; step.lens.len()];
+        OptimizerDesc { eight_bit, ..step }.plan(TARGET).expect("plan")
     }));
 }
 

@@ -353,7 +353,8 @@ fn free_functions_give_result_and_gradients() {
     [dq, dk, dv].iter().zip([&b.dq, &b.dk, &b.dv]).for_each(|(got, want)| near(got, want));
 }
 
-fn plain<'a>() -> Problem<'a> {
+/// Queries and keys that all see each other.
+pub(crate) fn plain<'a>() -> Problem<'a> {
     Problem {
         batch: 1,
         queries: 5,

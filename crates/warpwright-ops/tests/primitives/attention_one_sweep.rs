@@ -10,6 +10,8 @@ use warpwright_testkit::inputs::Input;
 use warpwright_testkit::measure::{Expected, compare};
 use warpwright_testkit::{Filter, budget, cases, run_case, storage};
 
+use crate::attention::plain;
+
 const TARGET: Target = Target::sm(90);
 const DTYPE: DType = DType::BF16;
 const BATCH: usize = 2;
@@ -42,17 +44,8 @@ fn problem() -> Problem<'static> {
         width: WIDTH,
         value_width: WIDTH,
         scale: SCALE,
-        softcap: None,
-        left: None,
-        right: None,
-        bottom_right: true,
         lengths: Some(&LENGTHS),
-        query_lengths: None,
-        bias: None,
-        slope: None,
-        sink: None,
-        mask: None,
-        dropout: None,
+        ..plain()
     }
 }
 

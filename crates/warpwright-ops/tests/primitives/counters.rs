@@ -524,14 +524,6 @@ fn elementwise(add: &mut dyn FnMut(&str, &str, Counters)) {
 
 /// Windows of 3 at every other cell, means side by side, and windows of two sizes; channels last.
 fn pooling(add: &mut dyn FnMut(&str, &str, Counters)) {
-    let square = |kernel, stride, padding| {
-        Windows::Sliding(SlidingWindows {
-            kernel: [1, kernel, kernel],
-            stride: [1, stride, stride],
-            padding: [0, padding, padding],
-            ..SlidingWindows::tiling([1; 3])
-        })
-    };
     let pool = |windows| Pool {
         dtype: DTYPE,
         layout: Layout::ChannelsLast,
@@ -548,9 +540,11 @@ fn pooling(add: &mut dyn FnMut(&str, &str, Counters)) {
         add(plan.op(), "backward", count(&plan));
     };
     let adaptive = Windows::Adaptive { output: [1, 7, 7] };
-    maxima(square(3, 2, 1), Argmax::Tap);
+    let every_other = SlidingWindows { stride: [1, 2, 2], ..SlidingWindows::tiling([1, 3, 3]) };
+    let padded = SlidingWindows { padding: [0, 1, 1], ..every_other };
+    maxima(Windows::Sliding(padded), Argmax::Tap);
     maxima(adaptive, Argmax::Index);
-    for windows in [square(2, 2, 0), adaptive] {
+    for windows in [Windows::Sliding(SlidingWindows::tiling([1, 2, 2])), adaptive] {
         let forward = AvgPoolDesc { pool: pool(windows), divisor: Divisor::PaddedCells };
         let plan = forward.plan(TARGET).expect("plan");
         add(plan.op(), "forward", count(&plan));
