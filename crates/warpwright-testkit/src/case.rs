@@ -267,6 +267,28 @@ impl Placed {
     }
 }
 
+/// An optional tensor, to read.
+pub(crate) fn view(placed: &Option<Placed>) -> Result<Option<TensorRef<'_>>, CaseError> {
+    placed.as_ref().map(Placed::view).transpose()
+}
+
+/// An optional tensor, to write.
+pub(crate) fn view_mut(placed: &mut Option<Placed>) -> Result<Option<TensorMut<'_>>, CaseError> {
+    placed.as_mut().map(Placed::view_mut).transpose()
+}
+
+/// Appends to the words of an input those that hold.
+pub(crate) fn say<const N: usize>(words: &mut String, all: [(bool, &str); N]) {
+    words.extend(all.into_iter().filter_map(|(holds, word)| holds.then_some(word)));
+}
+
+/// Every situation in both directions and all types of floats.
+pub(crate) fn both_ways<S: Clone>(situations: &[S]) -> Vec<(Direction, DType, S)> {
+    let of_type = |direction, dtype| situations.iter().map(move |s| (direction, dtype, s.clone()));
+    let of_direction = |direction| DType::FLOATS.into_iter().flat_map(move |dtype| of_type(direction, dtype));
+    [Direction::Forward, Direction::Backward].into_iter().flat_map(of_direction).collect()
+}
+
 /// How the tensors of a case lie in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Placement {
@@ -356,6 +378,19 @@ impl<'d> Bench<'d> {
     pub fn workspace<D: Operation>(&self, plan: &Plan<D>) -> Result<Option<Placed>, CaseError> {
         let spec = plan.tensor(TensorSpec::WORKSPACE);
         spec.map(|spec| self.output(TensorSpec::WORKSPACE, spec.dtype, spec.len, 0)).transpose()
+    }
+
+    /// The plan of `desc`, with a configuration that sm_90 alone has if one is given.
+    pub(crate) fn plan<D: Operation, C>(
+        &self,
+        desc: &D,
+        config: Option<C>,
+        plan_with: impl FnOnce(&D, Target, C) -> Result<Plan<D>, PlanError>,
+    ) -> Result<Plan<D>, PlanError> {
+        match config.filter(|_| self.target().sm == 90) {
+            Some(config) => plan_with(desc, self.target(), config),
+            None => desc.plan(self.target()),
+        }
     }
 
     /// The value of an element that was not written.

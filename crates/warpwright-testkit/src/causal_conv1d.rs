@@ -11,7 +11,7 @@ use warpwright_ops::{Direction, Operation};
 use warpwright_ptx::DType;
 
 use crate::budget;
-use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject};
+use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject, view, view_mut};
 use crate::inputs::Input;
 use crate::measure::{Comparison, Expected};
 use crate::storage;
@@ -284,11 +284,11 @@ impl ConvSubject {
             let args = CausalConv1dArgs {
                 x: x.view()?,
                 weight: weight.view()?,
-                bias: bias.as_ref().map(Placed::view).transpose()?,
-                initial_states: states.as_ref().map(Placed::view).transpose()?,
-                seq_idx: ids.as_ref().map(Placed::view).transpose()?,
+                bias: view(&bias)?,
+                initial_states: view(&states)?,
+                seq_idx: view(&ids)?,
                 y: y.view_mut()?,
-                final_states: last.as_mut().map(Placed::view_mut).transpose()?,
+                final_states: view_mut(&mut last)?,
             };
             Ok(plan.launch(stream, args)?)
         })?;
@@ -312,7 +312,7 @@ impl ConvSubject {
             let args = CausalConv1dUpdateArgs {
                 x: x.view()?,
                 weight: weight.view()?,
-                bias: bias.as_ref().map(Placed::view).transpose()?,
+                bias: view(&bias)?,
                 states: states.view_mut()?,
                 y: y.view_mut()?,
             };
@@ -348,16 +348,16 @@ impl ConvSubject {
             let args = CausalConv1dBackwardArgs {
                 x: x.view()?,
                 weight: weight.view()?,
-                bias: bias.as_ref().map(Placed::view).transpose()?,
-                initial_states: states.as_ref().map(Placed::view).transpose()?,
-                seq_idx: ids.as_ref().map(Placed::view).transpose()?,
+                bias: view(&bias)?,
+                initial_states: view(&states)?,
+                seq_idx: view(&ids)?,
                 dy: dy.view()?,
-                dfinal_states: dlast.as_ref().map(Placed::view).transpose()?,
+                dfinal_states: view(&dlast)?,
                 dx: dx.view_mut()?,
                 dweight: dweight.view_mut()?,
-                dbias: dbias.as_mut().map(Placed::view_mut).transpose()?,
-                dinitial_states: dinitial.as_mut().map(Placed::view_mut).transpose()?,
-                workspace: workspace.as_mut().map(Placed::view_mut).transpose()?,
+                dbias: view_mut(&mut dbias)?,
+                dinitial_states: view_mut(&mut dinitial)?,
+                workspace: view_mut(&mut workspace)?,
             };
             Ok(plan.launch(stream, args)?)
         })?;

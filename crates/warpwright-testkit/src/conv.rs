@@ -11,7 +11,7 @@ use warpwright_ops::{Direction, Operation};
 use warpwright_ptx::{DType, Target};
 
 use crate::budget;
-use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject};
+use crate::case::{self, Bench, Case, CaseError, Scope, Subject, view_mut};
 use crate::inputs::Input;
 use crate::measure::{Comparison, Expected};
 use crate::storage;
@@ -304,9 +304,9 @@ impl Subjected {
             let args = ConvArgs {
                 x: x.view()?,
                 weight: weight.view()?,
-                bias: bias.as_ref().map(Placed::view).transpose()?,
+                bias: case::view(&bias)?,
                 y: y.view_mut()?,
-                workspace: workspace.as_mut().map(Placed::view_mut).transpose()?,
+                workspace: view_mut(&mut workspace)?,
             };
             Ok(plan.launch(stream, args)?)
         })?;
@@ -335,13 +335,13 @@ impl Subjected {
         let mut workspace = bench.workspace(&plan)?;
         bench.launch(|stream| {
             let args = ConvBackwardArgs {
-                x: x.as_ref().map(Placed::view).transpose()?,
-                weight: weight.as_ref().map(Placed::view).transpose()?,
+                x: case::view(&x)?,
+                weight: case::view(&weight)?,
                 dy: dy.view()?,
-                dx: to_x.as_mut().map(Placed::view_mut).transpose()?,
-                dweight: to_weight.as_mut().map(Placed::view_mut).transpose()?,
-                dbias: to_bias.as_mut().map(Placed::view_mut).transpose()?,
-                workspace: workspace.as_mut().map(Placed::view_mut).transpose()?,
+                dx: view_mut(&mut to_x)?,
+                dweight: view_mut(&mut to_weight)?,
+                dbias: view_mut(&mut to_bias)?,
+                workspace: view_mut(&mut workspace)?,
             };
             Ok(plan.launch(stream, args)?)
         })?;

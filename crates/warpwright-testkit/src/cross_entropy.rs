@@ -11,7 +11,7 @@ use warpwright_ops::{Direction, Operation};
 use warpwright_ptx::DType;
 
 use crate::budget;
-use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject};
+use crate::case::{Bench, Case, CaseError, Scope, Subject, say, view_mut};
 use crate::inputs::{Input, Random};
 use crate::measure::{Comparison, Expected, compare};
 use crate::storage;
@@ -57,16 +57,17 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
                 let Situation { wide_loss, gap, lead, in_place, stray, likely, .. } = situation;
                 let mut words =
                     format!("{}, {target} targets, {reduction:?}, smoothing {label_smoothing}", input.name());
-                for (holds, word) in [
-                    (wide_loss, ", loss of f32"),
-                    (gap > 0, ", rows apart"),
-                    (lead > 0, ", misaligned"),
-                    (in_place, ", in place"),
-                    (stray, ", stray targets"),
-                    (likely, ", likely targets"),
-                ] {
-                    words.push_str(if holds { word } else { "" });
-                }
+                say(
+                    &mut words,
+                    [
+                        (wide_loss, ", loss of f32"),
+                        (gap > 0, ", rows apart"),
+                        (lead > 0, ", misaligned"),
+                        (in_place, ", in place"),
+                        (stray, ", stray targets"),
+                        (likely, ", likely targets"),
+                    ],
+                );
                 out.push(Case {
                     op: "cross_entropy",
                     direction,
@@ -272,7 +273,7 @@ impl CrossEntropySubject {
                 lse: lse.view_mut()?,
                 nll: nll.view_mut()?,
                 count: if mean { Some(count.view_mut()?) } else { None },
-                workspace: workspace.as_mut().map(Placed::view_mut).transpose()?,
+                workspace: view_mut(&mut workspace)?,
             };
             Ok(plan.launch(stream, args)?)
         })?;

@@ -7,7 +7,7 @@ use warpwright_ops::{Direction, Operation};
 use warpwright_ptx::DType;
 
 use crate::budget;
-use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject};
+use crate::case::{Bench, Case, CaseError, Scope, Subject, say, view_mut};
 use crate::inputs::Input;
 use crate::measure::{Comparison, Expected};
 use crate::storage;
@@ -104,11 +104,10 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
                     let budget = if alike { table.of_alike() } else { table };
                     let lead = usize::from(number % 4 == 2);
                     let mut input = elements.name().to_owned();
-                    for (holds, word) in
-                        [(exclusive, ", exclusive"), (reverse, ", reverse"), (lead > 0, ", misaligned")]
-                    {
-                        input.push_str(if holds { word } else { "" });
-                    }
+                    say(
+                        &mut input,
+                        [(exclusive, ", exclusive"), (reverse, ", reverse"), (lead > 0, ", misaligned")],
+                    );
                     let desc = CumsumDesc { dtype, outer, n, inner, exclusive, reverse };
                     let (direction, shape) = (Direction::Forward, vec![outer, n, inner]);
                     let subject = Arc::new(CumsumSubject { desc, elements, lead });
@@ -134,7 +133,7 @@ impl Subject for CumsumSubject {
         let mut y = bench.output("y", dtype, values.len(), self.lead)?;
         let mut workspace = bench.workspace(&plan)?;
         bench.launch(|stream| {
-            let workspace = workspace.as_mut().map(Placed::view_mut).transpose()?;
+            let workspace = view_mut(&mut workspace)?;
             Ok(plan.launch(stream, CumsumArgs { x: x.view()?, y: y.view_mut()?, workspace })?)
         })?;
         bench.compare(&y, &expected)

@@ -12,7 +12,7 @@ use warpwright_ptx::DType;
 use warpwright_runtime::TensorRef;
 
 use crate::budget;
-use crate::case::{Bench, Case, CaseError, Placed, Placement, Scope, Subject};
+use crate::case::{Bench, Case, CaseError, Placed, Placement, Scope, Subject, view};
 use crate::inputs::{Input, awkward_lengths};
 use crate::measure::{Comparison, Expected};
 use crate::storage;
@@ -402,7 +402,7 @@ impl Subject for ElementwiseSubject {
             let written = outputs.iter_mut().map(|y| Ok(y.view_mut()?.reshape(&self.shape)?));
             let args = ElementwiseArgs {
                 inputs: inputs.collect(),
-                random: random.as_ref().map(Placed::view).transpose()?,
+                random: view(&random)?,
                 outputs: written.collect::<Result<_, CaseError>>()?,
             };
             Ok(plan.launch(stream, args)?)

@@ -9,7 +9,7 @@ use warpwright_ops::{Direction, Operation};
 use warpwright_ptx::DType;
 
 use crate::budget;
-use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject};
+use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject, both_ways, say, view_mut};
 use crate::inputs::{Input, Random};
 use crate::measure::{Comparison, Expected};
 use crate::storage;
@@ -87,37 +87,34 @@ fn situations(scope: Scope) -> Vec<Situation> {
 /// Every case of the family.
 pub(crate) fn cases(scope: Scope) -> Vec<Case> {
     let mut out = Vec::new();
-    for direction in [Direction::Forward, Direction::Backward] {
-        for dtype in DType::FLOATS {
-            for situation in situations(scope) {
-                let Situation { num_embeddings, dim, count, index, input, padding_idx, .. } = situation;
-                let Situation { scale_grad_by_freq, stray, frequent, lead, .. } = situation;
-                let mut words = format!("{}, {index} indices", input.name());
-                for (holds, word) in [
-                    (padding_idx.is_some(), ", a padding row"),
-                    (scale_grad_by_freq, ", means"),
-                    (stray, ", stray indices"),
-                    (frequent, ", a frequent row"),
-                    (lead > 0, ", misaligned"),
-                ] {
-                    words.push_str(if holds { word } else { "" });
-                }
-                // Rows are copied; a sum in its own precision has as many roundings as a normalisation, a row of 16 bits one.
-                let budget = match direction {
-                    Direction::Forward => budget::elementwise(dtype),
-                    Direction::Backward => budget::normalised(dtype),
-                };
-                out.push(Case {
-                    op: "embedding",
-                    direction,
-                    dtype,
-                    shape: vec![num_embeddings, dim, count],
-                    input: words,
-                    budget,
-                    subject: Arc::new(EmbeddingSubject { direction, dtype, situation }),
-                });
-            }
-        }
+    for (direction, dtype, situation) in both_ways(&situations(scope)) {
+        let Situation { num_embeddings, dim, count, index, input, padding_idx, .. } = situation;
+        let Situation { scale_grad_by_freq, stray, frequent, lead, .. } = situation;
+        let mut words = format!("{}, {index} indices", input.name());
+        say(
+            &mut words,
+            [
+                (padding_idx.is_some(), ", a padding row"),
+                (scale_grad_by_freq, ", means"),
+                (stray, ", stray indices"),
+                (frequent, ", a frequent row"),
+                (lead > 0, ", misaligned"),
+            ],
+        );
+        // Rows are copied; a sum in its own precision has as many roundings as a normalisation, a row of 16 bits one.
+        let budget = match direction {
+            Direction::Forward => budget::elementwise(dtype),
+            Direction::Backward => budget::normalised(dtype),
+        };
+        out.push(Case {
+            op: "embedding",
+            direction,
+            dtype,
+            shape: vec![num_embeddings, dim, count],
+            input: words,
+            budget,
+            subject: Arc::new(EmbeddingSubject { direction, dtype, situation }),
+        });
     }
     out
 }
@@ -191,7 +188,7 @@ impl EmbeddingSubject {
                 dy: dy.view()?,
                 indices: placed.view()?,
                 dweight: dweight.view_mut()?,
-                workspace: workspace.as_mut().map(Placed::view_mut).transpose()?,
+                workspace: view_mut(&mut workspace)?,
             };
             Ok(plan.launch(stream, args)?)
         })?;

@@ -10,7 +10,7 @@ use warpwright_ops::{Direction, Operation};
 use warpwright_ptx::DType;
 
 use crate::budget::{self, EXACT};
-use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject};
+use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject, say, view, view_mut};
 use crate::embedding::row_indices;
 use crate::inputs::Input;
 use crate::measure::{Comparison, Expected};
@@ -120,16 +120,17 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
                 let Situation { rows, dim, count, index, input, factors, base, stray, frequent, lead } =
                     situation;
                 let mut words = format!("{}, {index} indices", input.name());
-                for (holds, word) in [
-                    (factors == Factors::Own, ", factors"),
-                    (factors == Factors::Wide, ", wide factors"),
-                    (base, ", a base"),
-                    (stray, ", stray indices"),
-                    (frequent, ", a frequent row"),
-                    (lead > 0, ", misaligned"),
-                ] {
-                    words.push_str(if holds { word } else { "" });
-                }
+                say(
+                    &mut words,
+                    [
+                        (factors == Factors::Own, ", factors"),
+                        (factors == Factors::Wide, ", wide factors"),
+                        (base, ", a base"),
+                        (stray, ", stray indices"),
+                        (frequent, ", a frequent row"),
+                        (lead > 0, ", misaligned"),
+                    ],
+                );
                 let y_dtype = if op == "row_dots" { factors.dtype(dtype).unwrap_or(dtype) } else { dtype };
                 let budget = match (op, factors) {
                     ("gather_rows", Factors::None) => EXACT,
@@ -221,9 +222,9 @@ impl RowsSubject {
                 x: x.view()?,
                 index: placed.view()?,
                 factors: factors.as_ref().map(|(_, placed)| placed.view()).transpose()?,
-                base: base_of.as_ref().map(Placed::view).transpose()?,
+                base: view(&base_of)?,
                 y: y.view_mut()?,
-                workspace: workspace.as_mut().map(Placed::view_mut).transpose()?,
+                workspace: view_mut(&mut workspace)?,
             };
             Ok(plan.launch(stream, args)?)
         })?;

@@ -10,7 +10,7 @@ use warpwright_ops::{Direction, Operation};
 use warpwright_ptx::{DType, Target};
 
 use crate::budget::{self, Budget};
-use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject};
+use crate::case::{Bench, Case, CaseError, Scope, Subject, view_mut};
 use crate::inputs::Input;
 use crate::measure::{Comparison, Expected};
 use crate::storage;
@@ -276,7 +276,7 @@ impl Subject for GemmSubject {
                 },
                 bias: if has_bias { Some(bias.view()?) } else { None },
                 y: y.view_mut()?,
-                workspace: workspace.as_mut().map(Placed::view_mut).transpose()?,
+                workspace: view_mut(&mut workspace)?,
             };
             Ok(plan.launch(stream, args)?)
         })?;

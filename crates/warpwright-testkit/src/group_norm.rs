@@ -10,7 +10,7 @@ use warpwright_ops::{Direction, Operation};
 use warpwright_ptx::{DType, Target};
 
 use crate::budget::{self, Budget};
-use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject};
+use crate::case::{Bench, Case, CaseError, Scope, Subject, view, view_mut};
 use crate::inputs::Input;
 use crate::measure::{Comparison, Expected};
 use crate::storage;
@@ -274,12 +274,12 @@ impl GroupNormSubject {
         bench.launch(|stream| {
             let args = GroupNormArgs {
                 x: x.view()?,
-                weight: w.as_ref().map(Placed::view).transpose()?,
-                bias: b.as_ref().map(Placed::view).transpose()?,
+                weight: view(&w)?,
+                bias: view(&b)?,
                 y: y.view_mut()?,
-                mean: mean.as_mut().map(Placed::view_mut).transpose()?,
-                rstd: rstd.as_mut().map(Placed::view_mut).transpose()?,
-                workspace: workspace.as_mut().map(Placed::view_mut).transpose()?,
+                mean: view_mut(&mut mean)?,
+                rstd: view_mut(&mut rstd)?,
+                workspace: view_mut(&mut workspace)?,
             };
             Ok(plan.launch(stream, args)?)
         })?;
@@ -350,12 +350,12 @@ impl GroupNormSubject {
                 dy: dy.view()?,
                 mean: mean.view()?,
                 rstd: rstd.view()?,
-                weight: w.as_ref().map(Placed::view).transpose()?,
-                bias: b.as_ref().map(Placed::view).transpose()?,
+                weight: view(&w)?,
+                bias: view(&b)?,
                 dx: dx.view_mut()?,
-                dweight: dw.as_mut().map(Placed::view_mut).transpose()?,
-                dbias: db.as_mut().map(Placed::view_mut).transpose()?,
-                workspace: workspace.as_mut().map(Placed::view_mut).transpose()?,
+                dweight: view_mut(&mut dw)?,
+                dbias: view_mut(&mut db)?,
+                workspace: view_mut(&mut workspace)?,
             };
             Ok(plan.launch(stream, args)?)
         })?;

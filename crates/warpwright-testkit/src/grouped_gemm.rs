@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
+use warpwright_ops::Direction;
 use warpwright_ops::grouped_gemm::tuning::{self, PersistentConfig};
 use warpwright_ops::grouped_gemm::{DTYPES, GroupedGemmArgs, GroupedGemmDesc, Grouping, reference};
-use warpwright_ops::{Direction, Operation};
 use warpwright_ptx::DType;
 
 use crate::budget;
-use crate::case::{Bench, Case, CaseError, Scope, Subject};
+use crate::case::{Bench, Case, CaseError, Scope, Subject, say};
 use crate::inputs::Input;
 use crate::measure::{Comparison, Expected};
 use crate::storage;
@@ -32,17 +32,11 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
         for dtype in DTYPES {
             for subject in situations(grouping, dtype, scope) {
                 let d = &subject.desc;
-                let input = format!(
-                    "ends {:?}, {}, ld {} {} {}{}{}{}",
-                    subject.ends,
-                    if d.transpose_b { "b transposed" } else { "b as it is" },
-                    d.lda,
-                    d.ldb,
-                    d.ldy,
-                    subject.config.map_or(String::new(), |c| format!(", {}", c.name())),
-                    if subject.special { ", special" } else { "" },
-                    if subject.lead > 0 { ", misaligned" } else { "" },
-                );
+                let GroupedGemmDesc { lda, ldb, ldy, transpose_b, .. } = subject.desc;
+                let of_b = if transpose_b { "b transposed" } else { "b as it is" };
+                let mut input = format!("ends {:?}, {of_b}, ld {lda} {ldb} {ldy}", subject.ends);
+                input.extend(subject.config.map(|config| format!(", {}", config.name())));
+                say(&mut input, [(subject.special, ", special"), (subject.lead > 0, ", misaligned")]);
                 out.push(Case {
                     op,
                     direction: Direction::Forward,
@@ -152,11 +146,7 @@ impl Product {
 impl Subject for Product {
     fn run(&self, bench: &mut Bench<'_>) -> Result<Comparison, CaseError> {
         let desc = &self.desc;
-        let known = self.config.filter(|_| bench.target().sm == 90);
-        let plan = match known {
-            Some(config) => desc.plan_with(bench.target(), config)?,
-            None => desc.plan(bench.target())?,
-        };
+        let plan = bench.plan(desc, self.config, GroupedGemmDesc::plan_with)?;
         let len = |name: &str| plan.tensor(name).map_or(0, |spec| spec.len);
         let (mut a_values, mut b_values) = (self.values(len("a"), 1), self.values(len("b"), 2));
         self.spoil(&mut a_values, desc.lda);

@@ -12,7 +12,7 @@ use warpwright_ptx::DType;
 use warpwright_runtime::TensorRef;
 
 use crate::budget;
-use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject};
+use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject, say};
 use crate::inputs::{Input, Random};
 use crate::measure::{Comparison, Expected};
 use crate::storage;
@@ -196,15 +196,16 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
             if let Some(rows) = page {
                 words.push_str(&format!(", pages of {rows}"));
             }
-            for (holds, word) in [
-                (lengths, ", lengths"),
-                (new == Rows::ByHeads, ", heads first"),
-                (cache == Rows::ByHeads, ", cache with heads first"),
-                (lead > 0, ", misaligned"),
-                (in_place, ", in place"),
-            ] {
-                words.push_str(if holds { word } else { "" });
-            }
+            say(
+                &mut words,
+                [
+                    (lengths, ", lengths"),
+                    (new == Rows::ByHeads, ", heads first"),
+                    (cache == Rows::ByHeads, ", cache with heads first"),
+                    (lead > 0, ", misaligned"),
+                    (in_place, ", in place"),
+                ],
+            );
             if let Some(scales) = situation.float8 {
                 words.push_str(&format!(", e4m3, {scales:?}"));
             }

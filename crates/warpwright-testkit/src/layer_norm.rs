@@ -11,7 +11,7 @@ use warpwright_ops::{Direction, Operation};
 use warpwright_ptx::DType;
 
 use crate::budget;
-use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject};
+use crate::case::{Bench, Case, CaseError, Scope, Subject, view, view_mut};
 use crate::inputs::Input;
 use crate::measure::{Comparison, Expected};
 use crate::storage;
@@ -220,13 +220,13 @@ impl RowNormSubject {
         bench.launch(|stream| {
             let args = RowNormArgs {
                 x: x.view()?,
-                residual: r.as_ref().map(Placed::view).transpose()?,
-                weight: w.as_ref().map(Placed::view).transpose()?,
-                bias: b.as_ref().map(Placed::view).transpose()?,
+                residual: view(&r)?,
+                weight: view(&w)?,
+                bias: view(&b)?,
                 y: y.view_mut()?,
-                z: z.as_mut().map(Placed::view_mut).transpose()?,
-                mean: m.as_mut().map(Placed::view_mut).transpose()?,
-                rstd: s.as_mut().map(Placed::view_mut).transpose()?,
+                z: view_mut(&mut z)?,
+                mean: view_mut(&mut m)?,
+                rstd: view_mut(&mut s)?,
             };
             Ok(plan.launch(stream, args)?)
         })?;
@@ -294,14 +294,14 @@ impl RowNormSubject {
             let args = RowNormBackwardArgs {
                 x: x.view()?,
                 dy: dy.view()?,
-                dz: z.as_ref().map(Placed::view).transpose()?,
-                weight: w.as_ref().map(Placed::view).transpose()?,
-                mean: mean.as_ref().map(Placed::view).transpose()?,
+                dz: view(&z)?,
+                weight: view(&w)?,
+                mean: view(&mean)?,
                 rstd: rstd.view()?,
                 dx: dx.view_mut()?,
-                dweight: dw.as_mut().map(Placed::view_mut).transpose()?,
-                dbias: db.as_mut().map(Placed::view_mut).transpose()?,
-                workspace: workspace.as_mut().map(Placed::view_mut).transpose()?,
+                dweight: view_mut(&mut dw)?,
+                dbias: view_mut(&mut db)?,
+                workspace: view_mut(&mut workspace)?,
             };
             Ok(plan.launch(stream, args)?)
         })?;

@@ -10,7 +10,7 @@ use warpwright_ops::{Direction, Operation};
 use warpwright_ptx::DType;
 
 use crate::budget;
-use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject};
+use crate::case::{Bench, Case, CaseError, Scope, Subject, view, view_mut};
 use crate::inputs::{Input, Random};
 use crate::measure::{Comparison, Expected};
 use crate::storage;
@@ -160,13 +160,13 @@ impl Subject for Situation {
             let args = LinearCrossEntropyArgs {
                 x: x.view()?,
                 weight: weight.view()?,
-                bias: bias.as_ref().map(Placed::view).transpose()?,
+                bias: view(&bias)?,
                 target: target.view()?,
                 loss: loss.view_mut()?,
                 dx: if gradients { Some(dx.view_mut()?) } else { None },
                 dweight: if gradients { Some(dweight.view_mut()?) } else { None },
                 dbias: if gradients && desc.bias { Some(dbias.view_mut()?) } else { None },
-                workspace: workspace.as_mut().map(Placed::view_mut).transpose()?,
+                workspace: view_mut(&mut workspace)?,
             };
             Ok(plan.launch(stream, args)?)
         })?;

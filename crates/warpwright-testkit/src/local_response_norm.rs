@@ -11,7 +11,7 @@ use warpwright_ops::{Direction, Operation};
 use warpwright_ptx::DType;
 
 use crate::budget;
-use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject};
+use crate::case::{Bench, Case, CaseError, Scope, Subject, view_mut};
 use crate::inputs::Input;
 use crate::measure::{Comparison, Expected};
 use crate::storage;
@@ -154,7 +154,7 @@ impl LrnSubject {
                 x: x.view()?,
                 dy: dy.view()?,
                 dx: dx.view_mut()?,
-                workspace: workspace.as_mut().map(Placed::view_mut).transpose()?,
+                workspace: view_mut(&mut workspace)?,
             };
             Ok(plan.launch(stream, args)?)
         })?;

@@ -11,7 +11,7 @@ use warpwright_ops::{Direction, Operation};
 use warpwright_ptx::{DType, float8};
 
 use crate::budget::{self, Budget};
-use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject};
+use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject, view, view_mut};
 use crate::inputs::{Input, Random};
 use crate::measure::{Comparison, Expected};
 use crate::storage;
@@ -351,11 +351,7 @@ impl Product {
 impl Subject for Product {
     fn run(&self, bench: &mut Bench<'_>) -> Result<Comparison, CaseError> {
         let desc = &self.desc;
-        let known = self.config.filter(|_| bench.target().sm == 90);
-        let plan = match known {
-            Some(config) => desc.plan_with(bench.target(), config)?,
-            None => desc.plan(bench.target())?,
-        };
+        let plan = bench.plan(desc, self.config, Matmul4bitDesc::plan_with)?;
         let Matmul4bitDesc { dtype, m, weight: of_weight, bias: biased } = *desc;
         let Weight4bitDesc { n, k, .. } = of_weight;
         let weight = Weight::new(self);
@@ -370,14 +366,14 @@ impl Subject for Product {
                 x: x.view()?,
                 weight: placed.codes.view()?,
                 scales: placed.scales.view()?,
-                zero_points: placed.zero_points.as_ref().map(Placed::view).transpose()?,
-                nested_absmax: placed.nested_absmax.as_ref().map(Placed::view).transpose()?,
-                offset: placed.offset.as_ref().map(Placed::view).transpose()?,
-                tensor_scale: placed.tensor_scale.as_ref().map(Placed::view).transpose()?,
-                group_index: placed.group_index.as_ref().map(Placed::view).transpose()?,
-                bias: bias.as_ref().map(Placed::view).transpose()?,
+                zero_points: view(&placed.zero_points)?,
+                nested_absmax: view(&placed.nested_absmax)?,
+                offset: view(&placed.offset)?,
+                tensor_scale: view(&placed.tensor_scale)?,
+                group_index: view(&placed.group_index)?,
+                bias: view(&bias)?,
                 y: y.view_mut()?,
-                workspace: workspace.as_mut().map(Placed::view_mut).transpose()?,
+                workspace: view_mut(&mut workspace)?,
             };
             Ok(plan.launch(stream, args)?)
         })?;
@@ -419,13 +415,13 @@ impl Subject for Gradient {
                 dy: dy.view()?,
                 weight: placed.codes.view()?,
                 scales: placed.scales.view()?,
-                zero_points: placed.zero_points.as_ref().map(Placed::view).transpose()?,
-                nested_absmax: placed.nested_absmax.as_ref().map(Placed::view).transpose()?,
-                offset: placed.offset.as_ref().map(Placed::view).transpose()?,
-                tensor_scale: placed.tensor_scale.as_ref().map(Placed::view).transpose()?,
-                group_index: placed.group_index.as_ref().map(Placed::view).transpose()?,
+                zero_points: view(&placed.zero_points)?,
+                nested_absmax: view(&placed.nested_absmax)?,
+                offset: view(&placed.offset)?,
+                tensor_scale: view(&placed.tensor_scale)?,
+                group_index: view(&placed.group_index)?,
                 dx: dx.view_mut()?,
-                workspace: workspace.as_mut().map(Placed::view_mut).transpose()?,
+                workspace: view_mut(&mut workspace)?,
             };
             Ok(plan.launch(stream, args)?)
         })?;

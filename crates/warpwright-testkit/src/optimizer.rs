@@ -13,7 +13,7 @@ use warpwright_ops::{Direction, Operation};
 use warpwright_ptx::DType;
 
 use crate::budget;
-use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject};
+use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject, view, view_mut};
 use crate::inputs::Input;
 use crate::measure::{Comparison, Expected, compare};
 use crate::storage;
@@ -206,7 +206,7 @@ impl Subject for NormSubject {
                 let grads = placed.iter().map(|grad| Ok(GradArgs { grad: grad.view()? }));
                 let args = GradNormArgs {
                     total_norm: total_norm.view_mut()?,
-                    workspace: workspace.as_mut().map(Placed::view_mut).transpose()?,
+                    workspace: view_mut(&mut workspace)?,
                     grads: grads.collect::<Result<_, CaseError>>()?,
                 };
                 Ok(plan.launch(stream, args)?)
@@ -220,7 +220,7 @@ impl Subject for NormSubject {
             let grads = placed.iter_mut().map(|grad| Ok(ClippedArgs { grad: grad.view_mut()? }));
             let args = ClipGradNormArgs {
                 total_norm: total_norm.view_mut()?,
-                workspace: workspace.as_mut().map(Placed::view_mut).transpose()?,
+                workspace: view_mut(&mut workspace)?,
                 grads: grads.collect::<Result<_, CaseError>>()?,
             };
             Ok(plan.launch(stream, args)?)
@@ -437,10 +437,10 @@ impl Subject for OptimizerSubject {
                 parameters.push(ParameterArgs {
                     grad: set.grad.view()?,
                     param: set.param.view_mut()?,
-                    first: set.first.as_mut().map(Placed::view_mut).transpose()?,
-                    second: set.second.as_mut().map(Placed::view_mut).transpose()?,
-                    largest: set.largest.as_mut().map(Placed::view_mut).transpose()?,
-                    master: set.master.as_mut().map(Placed::view_mut).transpose()?,
+                    first: view_mut(&mut set.first)?,
+                    second: view_mut(&mut set.second)?,
+                    largest: view_mut(&mut set.largest)?,
+                    master: view_mut(&mut set.master)?,
                     first_absmax,
                     second_absmax,
                 });
@@ -448,9 +448,9 @@ impl Subject for OptimizerSubject {
             let args = OptimizerArgs {
                 lr: lr.view()?,
                 step: step.view_mut()?,
-                grad_scale: grad_scale.as_ref().map(Placed::view).transpose()?,
-                found_inf: found_inf.as_ref().map(Placed::view).transpose()?,
-                workspace: workspace.as_mut().map(Placed::view_mut).transpose()?,
+                grad_scale: view(&grad_scale)?,
+                found_inf: view(&found_inf)?,
+                workspace: view_mut(&mut workspace)?,
                 parameters,
             };
             Ok(plan.launch(stream, args)?)

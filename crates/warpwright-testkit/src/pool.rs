@@ -11,7 +11,7 @@ use warpwright_ops::{Direction, Operation};
 use warpwright_ptx::DType;
 
 use crate::budget;
-use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject};
+use crate::case::{Bench, Case, CaseError, Scope, Subject, view_mut};
 use crate::images::by_plane;
 use crate::inputs::Input;
 use crate::measure::{Comparison, Expected};
@@ -219,7 +219,7 @@ impl PoolSubject {
             let indices = kept.map(|kept| bench.output("indices", kept, maxima.len(), self.lead));
             let mut indices = indices.transpose()?;
             bench.launch(|stream| {
-                let indices = indices.as_mut().map(Placed::view_mut).transpose()?;
+                let indices = view_mut(&mut indices)?;
                 Ok(plan.launch(stream, MaxPoolArgs { x: x.view()?, y: y.view_mut()?, indices })?)
             })?;
             let expected: Vec<_> = maxima.iter().map(|(value, _)| Expected::exactly(*value)).collect();

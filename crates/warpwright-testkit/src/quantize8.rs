@@ -10,7 +10,7 @@ use warpwright_ops::{Direction, Operation};
 use warpwright_ptx::DType;
 
 use crate::budget;
-use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject};
+use crate::case::{Bench, Case, CaseError, Scope, Subject, view, view_mut};
 use crate::inputs::Input;
 use crate::measure::{Comparison, Expected};
 use crate::storage;
@@ -149,10 +149,10 @@ impl Subject for Quantize {
         bench.launch(|stream| {
             let args = Quantize8Args {
                 x: x.view()?,
-                scale: scale.as_ref().map(Placed::view).transpose()?,
+                scale: view(&scale)?,
                 q: q.view_mut()?,
-                scales: scales.as_mut().map(Placed::view_mut).transpose()?,
-                workspace: workspace.as_mut().map(Placed::view_mut).transpose()?,
+                scales: view_mut(&mut scales)?,
+                workspace: view_mut(&mut workspace)?,
             };
             Ok(plan.launch(stream, args)?)
         })?;

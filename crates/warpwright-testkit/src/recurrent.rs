@@ -74,7 +74,7 @@ fn case(cell: Cell, dtype: DType, situation: Situation, direction: Direction) ->
     further.extend(situation.dropout.map(|probability| format!("dropout {probability}, ")));
     further.extend((situation.precision == Precision::Tf32).then_some("tf32, "));
     Case {
-        op: if situation.single { cell.cell_op() } else { cell.op() },
+        op: if situation.is_cell { cell.cell_op() } else { cell.op() },
         direction,
         dtype,
         shape: sizes.to_vec(),

@@ -9,7 +9,7 @@ use warpwright_ops::{Direction, Operation};
 use warpwright_ptx::DType;
 
 use crate::budget::{self, EXACT};
-use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject};
+use crate::case::{Bench, Case, CaseError, Scope, Subject, view_mut};
 use crate::inputs::Input;
 use crate::measure::{Comparison, Expected};
 use crate::storage;
@@ -180,7 +180,7 @@ impl Subject for ReduceSubject {
         let mut y = bench.output("y", y_dtype, expected.len(), self.lead)?;
         let mut workspace = bench.workspace(&plan)?;
         bench.launch(|stream| {
-            let workspace = workspace.as_mut().map(Placed::view_mut).transpose()?;
+            let workspace = view_mut(&mut workspace)?;
             Ok(plan.launch(stream, ReduceArgs { x: x.view()?, y: y.view_mut()?, workspace })?)
         })?;
         bench.compare(&y, &expected)
@@ -200,7 +200,7 @@ impl Subject for SearchSubject {
         let mut index = bench.output("index", DType::I64, expected.len(), self.lead)?;
         let mut workspace = bench.workspace(&plan)?;
         bench.launch(|stream| {
-            let workspace = workspace.as_mut().map(Placed::view_mut).transpose()?;
+            let workspace = view_mut(&mut workspace)?;
             Ok(plan.launch(stream, ArgReduceArgs { x: x.view()?, index: index.view_mut()?, workspace })?)
         })?;
         bench.compare(&index, &expected)

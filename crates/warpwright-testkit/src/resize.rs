@@ -64,20 +64,20 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
 
 fn situations(scope: Scope, dtype: DType) -> Vec<ResizeDesc> {
     let mut all = Vec::new();
+    let of = |(layout, batch, channels), mode, input, output| ResizeDesc {
+        dtype,
+        layout,
+        batch,
+        channels,
+        input,
+        output,
+        mode,
+        align_corners: false,
+        scale: [None; 3],
+    };
     let mut add = |mode: Mode, align_corners: bool, input: [usize; 3], output: [usize; 3]| {
-        for (layout, batch, channels) in [(Layout::ChannelsFirst, 2, 3), (Layout::ChannelsLast, 2, 16)] {
-            let scale = [None; 3];
-            all.push(ResizeDesc {
-                dtype,
-                layout,
-                batch,
-                channels,
-                input,
-                output,
-                mode,
-                align_corners,
-                scale,
-            });
+        for lies in [(Layout::ChannelsFirst, 2, 3), (Layout::ChannelsLast, 2, 16)] {
+            all.push(ResizeDesc { align_corners, ..of(lies, mode, input, output) });
         }
     };
     for mode in [Mode::Nearest, Mode::NearestExact] {
@@ -109,24 +109,14 @@ fn situations(scope: Scope, dtype: DType) -> Vec<ResizeDesc> {
             }
         }
     }
-    let of = |batch, channels, layout, mode, scale: Option<f64>, input, output| ResizeDesc {
-        dtype,
-        layout,
-        batch,
-        channels,
-        input,
-        output,
-        mode,
-        align_corners: false,
-        scale: [None, scale.map(Real::new), scale.map(Real::new)],
-    };
+    let last = |batch, channels| (Layout::ChannelsLast, batch, channels);
+    let factor = |factor| [None, Some(Real::new(factor)), Some(Real::new(factor))];
     // Steps from factors, which the extents do not have; an address that vectors do not take; nothing.
-    all.extend(
-        [Mode::Nearest, Mode::Linear, Mode::Cubic]
-            .map(|mode| of(3, 8, Layout::ChannelsLast, mode, Some(1.7), [1, 5, 6], [1, 8, 10])),
-    );
-    all.push(of(1, 6, Layout::ChannelsLast, Mode::Linear, Some(0.4), [1, 9, 8], [1, 3, 3]));
-    all.push(of(0, 6, Layout::ChannelsLast, Mode::Linear, None, [1, 9, 8], [1, 3, 3]));
+    for mode in [Mode::Nearest, Mode::Linear, Mode::Cubic] {
+        all.push(ResizeDesc { scale: factor(1.7), ..of(last(3, 8), mode, [1, 5, 6], [1, 8, 10]) });
+    }
+    all.push(ResizeDesc { scale: factor(0.4), ..of(last(1, 6), Mode::Linear, [1, 9, 8], [1, 3, 3]) });
+    all.push(of(last(0, 6), Mode::Linear, [1, 9, 8], [1, 3, 3]));
     all
 }
 

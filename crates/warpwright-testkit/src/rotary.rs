@@ -11,7 +11,7 @@ use warpwright_ops::{Direction, Operation};
 use warpwright_ptx::DType;
 
 use crate::budget;
-use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject};
+use crate::case::{Bench, Case, CaseError, Scope, Subject, both_ways, say, view};
 use crate::inputs::{Input, Random};
 use crate::measure::{Comparison, Expected};
 use crate::storage;
@@ -121,39 +121,35 @@ fn situations(scope: Scope) -> Vec<Situation> {
 /// Every case of the family.
 pub(crate) fn cases(scope: Scope) -> Vec<Case> {
     let mut out = Vec::new();
-    for direction in [Direction::Forward, Direction::Backward] {
-        for dtype in DType::FLOATS {
-            for situation in situations(scope) {
-                let Situation { batch, steps, heads, head_dim, rotary_dim, .. } = situation;
-                let Situation { pairing, repeated, wide_tables, tables_of_samples, .. } = situation;
-                let Situation { positions, stray, rows, input, lead, in_place, .. } = situation;
-                let mut words =
-                    format!("{}, {pairing:?} of {rotary_dim}, {} heads of keys", input.name(), heads[1]);
-                if let Some(RotaryPositions { dtype, batch }) = positions {
-                    words.push_str(&format!(", {dtype} positions of {batch}"));
-                }
-                for (holds, word) in [
-                    (repeated, ", repeated tables"),
-                    (wide_tables, ", f32 tables"),
-                    (tables_of_samples, ", tables of samples"),
-                    (stray, ", stray positions"),
-                    (rows == Rows::ByHeads, ", heads first"),
-                    (lead > 0, ", misaligned"),
-                    (in_place, ", in place"),
-                ] {
-                    words.push_str(if holds { word } else { "" });
-                }
-                out.push(Case {
-                    op: "rotary_embedding",
-                    direction,
-                    dtype,
-                    shape: vec![batch, steps, heads[0], head_dim],
-                    input: words,
-                    budget: budget::elementwise(dtype),
-                    subject: Arc::new(RotarySubject { direction, dtype, situation }),
-                });
-            }
+    for (direction, dtype, situation) in both_ways(&situations(scope)) {
+        let Situation { batch, steps, heads, head_dim, rotary_dim, .. } = situation;
+        let Situation { pairing, repeated, wide_tables, tables_of_samples, .. } = situation;
+        let Situation { positions, stray, rows, input, lead, in_place, .. } = situation;
+        let mut words = format!("{}, {pairing:?} of {rotary_dim}, {} heads of keys", input.name(), heads[1]);
+        if let Some(RotaryPositions { dtype, batch }) = positions {
+            words.push_str(&format!(", {dtype} positions of {batch}"));
         }
+        say(
+            &mut words,
+            [
+                (repeated, ", repeated tables"),
+                (wide_tables, ", f32 tables"),
+                (tables_of_samples, ", tables of samples"),
+                (stray, ", stray positions"),
+                (rows == Rows::ByHeads, ", heads first"),
+                (lead > 0, ", misaligned"),
+                (in_place, ", in place"),
+            ],
+        );
+        out.push(Case {
+            op: "rotary_embedding",
+            direction,
+            dtype,
+            shape: vec![batch, steps, heads[0], head_dim],
+            input: words,
+            budget: budget::elementwise(dtype),
+            subject: Arc::new(RotarySubject { direction, dtype, situation }),
+        });
     }
     out
 }
@@ -299,11 +295,7 @@ impl Subject for RotarySubject {
         let mut y_k = k.as_ref().map(|k| output("k_rotated", k)).transpose()?;
         let target = bench.target();
         bench.launch(|stream| {
-            let angles = RotaryAngles {
-                cos: cos.view()?,
-                sin: sin.view()?,
-                positions: placed.as_ref().map(Placed::view).transpose()?,
-            };
+            let angles = RotaryAngles { cos: cos.view()?, sin: sin.view()?, positions: view(&placed)? };
             let given = |x| if in_place { None } else { Some(x) };
             let of_q = given(x_q.laid_out(&q.layout)?);
             let of_k = match (&x_k, &k) {

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
+use warpwright_ops::Direction;
 use warpwright_ops::activation::Activation;
 use warpwright_ops::quantize8::{Format, Scaling};
 use warpwright_ops::scaled_gemm::tuning::{self, PersistentConfig, Scales};
 use warpwright_ops::scaled_gemm::{Accumulation, DTYPES, ScaledGemmArgs, ScaledGemmDesc, reference};
-use warpwright_ops::{Direction, Operation};
 use warpwright_ptx::DType;
 
 use crate::budget::{self, Budget};
-use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject};
+use crate::case::{Bench, Case, CaseError, Scope, Subject, say, view};
 use crate::inputs::Input;
 use crate::measure::{Comparison, Expected};
 use crate::storage;
@@ -38,8 +38,8 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
             for subject in situations(format, *y, scope) {
                 let d = &subject.desc;
                 let name = |scaling: Option<Scaling>| scaling.map_or("none", Scaling::name);
-                let input = format!(
-                    "{} by {}, scaling {} {}, {:?}, bias {}, {}, ld {} {} {}{}{}{}",
+                let mut input = format!(
+                    "{} by {}, scaling {} {}, {:?}, bias {}, {}, ld {} {} {}{}",
                     d.a.name(),
                     d.b.name(),
                     name(d.scaling_a),
@@ -51,9 +51,8 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
                     d.ldb,
                     d.ldy,
                     subject.config.map_or(String::new(), |c| format!(", {}", c.name())),
-                    if subject.special { ", special" } else { "" },
-                    if subject.lead > 0 { ", misaligned" } else { "" },
                 );
+                say(&mut input, [(subject.special, ", special"), (subject.lead > 0, ", misaligned")]);
                 out.push(Case {
                     op,
                     direction: Direction::Forward,
@@ -215,11 +214,7 @@ impl Product {
 impl Subject for Product {
     fn run(&self, bench: &mut Bench<'_>) -> Result<Comparison, CaseError> {
         let desc = &self.desc;
-        let known = self.config.filter(|_| bench.target().sm == 90);
-        let plan = match known {
-            Some(config) => desc.plan_with(bench.target(), config)?,
-            None => desc.plan(bench.target())?,
-        };
+        let plan = bench.plan(desc, self.config, ScaledGemmDesc::plan_with)?;
         let len = |name: &str| plan.tensor(name).map_or(0, |spec| spec.len);
         let (a_codes, b_codes) = (self.codes(desc.a, len("a"), 1), self.codes(desc.b, len("b"), 2));
         let (a_scales, b_scales) = (Self::scales(len("scale_a"), 3), Self::scales(len("scale_b"), 4));
@@ -237,9 +232,9 @@ impl Subject for Product {
             let args = ScaledGemmArgs {
                 a: a.view()?,
                 b: b.view()?,
-                scale_a: scale_a.as_ref().map(Placed::view).transpose()?,
-                scale_b: scale_b.as_ref().map(Placed::view).transpose()?,
-                bias: bias.as_ref().map(Placed::view).transpose()?,
+                scale_a: view(&scale_a)?,
+                scale_b: view(&scale_b)?,
+                bias: view(&bias)?,
                 y: y.view_mut()?,
             };
             Ok(plan.launch(stream, args)?)

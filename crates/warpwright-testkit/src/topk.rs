@@ -7,7 +7,7 @@ use warpwright_ops::{Direction, Operation};
 use warpwright_ptx::DType;
 
 use crate::budget::EXACT;
-use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject};
+use crate::case::{Bench, Case, CaseError, Scope, Subject, view_mut};
 use crate::inputs::Input;
 use crate::measure::{Comparison, Expected};
 use crate::storage;
@@ -133,7 +133,7 @@ impl TopkSubject {
         let mut index = bench.output("index", DType::I64, rows * k, self.lead)?;
         let mut workspace = bench.workspace(&plan)?;
         bench.launch(|stream| {
-            let workspace = workspace.as_mut().map(Placed::view_mut).transpose()?;
+            let workspace = view_mut(&mut workspace)?;
             let (values, index) = (values.view_mut()?, index.view_mut()?);
             Ok(plan.launch(stream, TopkArgs { x: x.view()?, values, index, workspace })?)
         })?;

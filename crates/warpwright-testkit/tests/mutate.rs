@@ -5,11 +5,15 @@ use warpwright_ptx::{ArgValue, DType, Module, text};
 use warpwright_runtime::{Device, Error, LaunchStep, Tensor};
 use warpwright_testkit::mutate::{Mutant, Mutation, mutants};
 
-/// The text of a kernel that reverses 64 elements through shared memory. `guard` is in front of every access.
-fn reverse(header: &str, guard: &str, copy: &str) -> String {
+/// The text of a kernel of `threads` threads for target `sm` that reverses 64 elements through shared memory. `guard` is in front of every access.
+fn reverse([sm, threads]: [u32; 2], guard: &str, copy: &str) -> String {
     format!(
         "
-{header}
+.version 7.0
+.target sm_{sm}
+.address_size 64
+.visible .entry reverse(.param .u64 x)
+.reqntid {threads}, 1, 1
 {{
     .reg .b32 %r<8>;
     .reg .b64 %rd<3>;
@@ -37,28 +41,18 @@ fn reverse(header: &str, guard: &str, copy: &str) -> String {
 
 /// Threads from 64 on have nothing to do.
 fn guarded() -> String {
-    let header = ".version 7.0
-.target sm_75
-.address_size 64
-.visible .entry reverse(.param .u64 x)
-.reqntid 96, 1, 1";
     let copy = "setp.lt.u32 %p0, %r0, 64;
     @%p0 ld.global.b32 %r7, [%rd2];
     @%p0 st.shared.b32 [%r3], %r7;";
-    reverse(header, "@%p0", copy)
+    reverse([75, 96], "@%p0", copy)
 }
 
 /// An asynchronous copy of each element.
 fn copied() -> String {
-    let header = ".version 7.0
-.target sm_80
-.address_size 64
-.visible .entry reverse(.param .u64 x)
-.reqntid 64, 1, 1";
     let copy = "cp.async.ca.shared.global [%r3], [%rd2], 4;
     cp.async.commit_group;
     cp.async.wait_group 0;";
-    reverse(header, "", copy)
+    reverse([80, 64], "", copy)
 }
 
 fn run(kernel: &Kernel) -> Result<Vec<u32>, Error> {

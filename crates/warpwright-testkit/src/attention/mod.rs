@@ -12,7 +12,7 @@ use warpwright_ops::{Direction, Dropout, Operation, Plan, PlanError};
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::TensorRef;
 
-use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject};
+use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject, view_mut};
 use crate::inputs::{Input, Random};
 use crate::measure::{Comparison, Expected};
 use crate::storage;
@@ -539,7 +539,7 @@ impl AttentionSubject {
                 dk: dk.laid_out_mut(&k)?,
                 dv: dv.laid_out_mut(&v)?,
                 dbias: of_bias.as_mut().zip(s.bias()).map(|(x, l)| x.laid_out_mut(&l)).transpose()?,
-                dsinks: of_sinks.as_mut().map(Placed::view_mut).transpose()?,
+                dsinks: view_mut(&mut of_sinks)?,
                 workspace: workspace.as_mut().map(warpwright_runtime::Tensor::as_mut),
             };
             Ok(plan.launch(stream, args)?)

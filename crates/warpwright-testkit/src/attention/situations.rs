@@ -135,21 +135,26 @@ pub(super) fn situations(scope: Scope) -> Vec<Situation> {
     all
 }
 
-/// Few queries, whose keys are shared out, and caches.
-fn shared_out() -> Vec<Situation> {
-    let few =
-        Situation { queries: 3, keys: 300, heads: 6, key_heads: 2, width: 64, value_width: 64, ..PLAIN };
-    let none = Modification::default();
-    let everything = Modification {
+/// All modifications that go together, with a window of `left` keys.
+fn everything(left: u32) -> Modification {
+    Modification {
         causal: true,
-        left: Some(40),
+        left: Some(left),
         softcap: Some(5.0),
         bias: Some([true, false, false, false]),
         alibi: Some(AlibiSlopes::PerBatchAndHead),
         lengths: true,
         sinks: true,
-        ..none
-    };
+        ..Modification::default()
+    }
+}
+
+/// Few queries, whose keys are shared out, and caches.
+fn shared_out() -> Vec<Situation> {
+    let few =
+        Situation { queries: 3, keys: 300, heads: 6, key_heads: 2, width: 64, value_width: 64, ..PLAIN };
+    let none = Modification::default();
+    let everything = everything(40);
     let with = |modification| Situation { modification, ..few };
     let paged = |rows, more| with(Modification { paged: Some(rows), lengths: true, ..more });
     vec![
@@ -198,16 +203,7 @@ fn packed() -> Vec<Situation> {
 fn of_units() -> Vec<Situation> {
     let none = Modification::default();
     let causal = Modification { causal: true, ..none };
-    let everything = Modification {
-        causal: true,
-        left: Some(30),
-        softcap: Some(5.0),
-        bias: Some([true, false, false, false]),
-        alibi: Some(AlibiSlopes::PerBatchAndHead),
-        lengths: true,
-        sinks: true,
-        ..none
-    };
+    let everything = everything(30);
     let groups = |[queries, keys, width, value_width]: [usize; 4], modification| Situation {
         heads: 1,
         queries,

@@ -29,7 +29,7 @@ pub(super) struct Situation {
     pub(super) precision: Precision,
     pub(super) how: How,
     /// Whether it is the primitive of a single step.
-    pub(super) single: bool,
+    pub(super) is_cell: bool,
     /// Elements past an aligned address.
     pub(super) lead: usize,
 }
@@ -66,7 +66,7 @@ pub(super) const PLAIN: Situation = Situation {
     dropout: None,
     precision: Precision::Full,
     how: How::Tuned,
-    single: false,
+    is_cell: false,
     lead: 0,
 };
 
@@ -111,11 +111,11 @@ pub(super) fn situations(scope: Scope) -> Vec<Situation> {
         Situation { sizes: [2, 0, 4, 8], ..PLAIN },
         Situation { sizes: [4, 4, 8, 16], lengths: true, layers: 2, directions: 2, ..PLAIN },
         Situation { sizes: [4, 5, 7, 11], lengths: true, directions: 2, batch_first: true, ..PLAIN },
-        Situation { sizes: [1, 3, 8, 16], single: true, ..PLAIN },
-        Situation { sizes: [1, 0, 8, 16], single: true, ..PLAIN },
-        Situation { sizes: [1, 2, 5, 7], single: true, biases: one, lead: 1, training: true, ..PLAIN },
+        Situation { sizes: [1, 3, 8, 16], is_cell: true, ..PLAIN },
+        Situation { sizes: [1, 0, 8, 16], is_cell: true, ..PLAIN },
+        Situation { sizes: [1, 2, 5, 7], is_cell: true, biases: one, lead: 1, training: true, ..PLAIN },
         Situation { sizes: [1, 4, 264, 24], lengths: true, directions: 2, training: true, ..PLAIN },
-        Situation { sizes: [1, 11, 40, 24], single: true, training: true, ..PLAIN },
+        Situation { sizes: [1, 11, 40, 24], is_cell: true, training: true, ..PLAIN },
         Situation { sizes: [1, 37, 72, 24], lengths: true, directions: 2, training: true, ..PLAIN },
         Situation { sizes: [4, 5, 7, 11], projection: 6, lengths: true, layers: 2, directions: 2, ..PLAIN },
         Situation { sizes: [5, 3, 7, 11], dropout: Some(0.3), layers: 3, directions: 2, ..PLAIN },
@@ -130,7 +130,7 @@ pub(super) fn situations(scope: Scope) -> Vec<Situation> {
     ];
     if scope == Scope::Full {
         all.extend([
-            Situation { sizes: [1, 2, 1032, 8], single: true, ..PLAIN },
+            Situation { sizes: [1, 2, 1032, 8], is_cell: true, ..PLAIN },
             Situation { sizes: [1, 18, 8, 24], state: false, biases: one, ..PLAIN },
             Situation { sizes: [40, 2, 16, 32], ..PLAIN },
             Situation { sizes: [LONG, 1, 4, 16], ..PLAIN },
@@ -166,8 +166,8 @@ pub(super) fn trainings(scope: Scope) -> Vec<Situation> {
         Situation { sizes: [3, 3, 7, 11], state: false, biases: Biases::One, ..plain },
         Situation { sizes: [4, 4, 8, 16], lengths: true, layers: 2, directions: 2, ..plain },
         Situation { sizes: [2, 0, 4, 8], ..plain },
-        Situation { sizes: [1, 3, 8, 16], single: true, ..plain },
-        Situation { sizes: [1, 2, 5, 7], single: true, biases: Biases::Absent, lead: 1, ..plain },
+        Situation { sizes: [1, 3, 8, 16], is_cell: true, ..plain },
+        Situation { sizes: [1, 2, 5, 7], is_cell: true, biases: Biases::Absent, lead: 1, ..plain },
         Situation { sizes: [4, 5, 7, 11], projection: 6, lengths: true, layers: 2, directions: 2, ..plain },
         Situation { sizes: [5, 3, 7, 11], dropout: Some(0.3), layers: 3, directions: 2, ..plain },
         Situation { sizes: [3, 5, 8, 128], lengths: true, how: flagged(16, 1), ..plain },

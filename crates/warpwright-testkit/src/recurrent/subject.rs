@@ -12,7 +12,7 @@ use warpwright_ops::{Direction, Dropout, Operation, Plan};
 use warpwright_ptx::{DType, Target};
 
 use super::situations::{How, Situation};
-use crate::case::{Bench, CaseError, Placed, Subject};
+use crate::case::{Bench, CaseError, Placed, Subject, view_mut};
 use crate::inputs::Input;
 use crate::measure::{Comparison, Expected};
 use crate::storage;
@@ -40,14 +40,14 @@ struct Pass {
 /// The plan of a forward pass.
 enum Planned {
     Sequence(Plan<RecurrentDesc>),
-    Single(Plan<CellDesc>),
+    Cell(Plan<CellDesc>),
 }
 
 impl Planned {
     fn tensors(&self) -> &[TensorSpec] {
         match self {
             Self::Sequence(plan) => plan.tensors(),
-            Self::Single(plan) => plan.tensors(),
+            Self::Cell(plan) => plan.tensors(),
         }
     }
 }
@@ -207,8 +207,8 @@ impl RecurrentSubject {
     }
 
     fn planned(&self, target: Target) -> Result<Planned, CaseError> {
-        if self.situation.single {
-            return Ok(Planned::Single(self.single().plan(target)?));
+        if self.situation.is_cell {
+            return Ok(Planned::Cell(self.cell().plan(target)?));
         }
         let desc = self.desc_for(target);
         let takes = |schedule| desc.plan_with(target, schedule).is_ok();
@@ -224,7 +224,7 @@ impl RecurrentSubject {
         }
     }
 
-    fn single(&self) -> CellDesc {
+    fn cell(&self) -> CellDesc {
         let RecurrentDesc { cell, dtype, batch, input, hidden, biases, training, .. } = self.desc;
         CellDesc { cell, dtype, batch, input, hidden, biases, training }
     }
@@ -244,7 +244,7 @@ impl RecurrentSubject {
         bench.launch(|stream| {
             let plan = match &planned {
                 Planned::Sequence(plan) => plan,
-                Planned::Single(plan) => {
+                Planned::Cell(plan) => {
                     let args = CellArgs {
                         x: given.x.view()?,
                         h: given.h0.view()?,
@@ -252,8 +252,8 @@ impl RecurrentSubject {
                         weights: pass_refs(&given.passes[0], desc)?,
                         h_next: made.h_n.view_mut()?,
                         c_next: if desc.cell.has_c() { Some(made.c_n.view_mut()?) } else { None },
-                        reserve: reserve.as_mut().map(Placed::view_mut).transpose()?,
-                        workspace: workspace.as_mut().map(Placed::view_mut).transpose()?,
+                        reserve: view_mut(&mut reserve)?,
+                        workspace: view_mut(&mut workspace)?,
                     };
                     return Ok(plan.launch(stream, args)?);
                 }
@@ -268,8 +268,8 @@ impl RecurrentSubject {
                 y: made.y.view_mut()?,
                 h_n: made.h_n.view_mut()?,
                 c_n: if desc.cell.has_c() { Some(made.c_n.view_mut()?) } else { None },
-                reserve: reserve.as_mut().map(Placed::view_mut).transpose()?,
-                workspace: workspace.as_mut().map(Placed::view_mut).transpose()?,
+                reserve: view_mut(&mut reserve)?,
+                workspace: view_mut(&mut workspace)?,
             };
             Ok(plan.launch(stream, args)?)
         })?;
@@ -290,13 +290,13 @@ impl RecurrentSubject {
             dc_n: state && desc.cell.has_c(),
             dx: true,
         };
-        let single = self.situation.single;
-        let of_cell = CellBackwardDesc { forward: self.single(), dc_next: backward.dc_n };
+        let is_cell = self.situation.is_cell;
+        let of_cell = CellBackwardDesc { forward: self.cell(), dc_next: backward.dc_n };
         let target = bench.target();
         let takes = |schedule| backward.plan_with(target, schedule).is_ok();
         let schedule = self.schedule(backward.schedule(target), takes);
         let (plan, cell_plan) = (backward.plan_with(target, schedule)?, of_cell.plan(target)?);
-        let dy_scale = if single { 0.0 } else { 1.0 };
+        let dy_scale = if is_cell { 0.0 } else { 1.0 };
         let dy_values = self.draw(self.results(), 3, dy_scale);
         let of_end = |given: bool, len, salt| if given { self.draw(len, salt, 1.0) } else { vec![0.0; len] };
         let dh_values = of_end(backward.dh_n, states, 4);
@@ -317,10 +317,10 @@ impl RecurrentSubject {
             })
         };
         let mut gradients = given.net.weights.iter().map(of).collect::<Result<Vec<_>, _>>()?;
-        let tensors = if single { cell_plan.tensors() } else { plan.tensors() };
+        let tensors = if is_cell { cell_plan.tensors() } else { plan.tensors() };
         let mut workspace = scratch(bench, tensors, "workspace")?;
         bench.launch(|stream| {
-            if single {
+            if is_cell {
                 let args = CellBackwardArgs {
                     x: given.x.view()?,
                     h: given.h0.view()?,
@@ -332,7 +332,7 @@ impl RecurrentSubject {
                     dx: dx.view_mut()?,
                     dh: dh0.view_mut()?,
                     dc: if desc.c0 { Some(dc0.view_mut()?) } else { None },
-                    workspace: workspace.as_mut().map(Placed::view_mut).transpose()?,
+                    workspace: view_mut(&mut workspace)?,
                 };
                 return Ok(cell_plan.launch(stream, args)?);
             }
@@ -353,7 +353,7 @@ impl RecurrentSubject {
                 dx: Some(dx.view_mut()?),
                 dh0: if desc.h0 { Some(dh0.view_mut()?) } else { None },
                 dc0: if desc.c0 { Some(dc0.view_mut()?) } else { None },
-                workspace: workspace.as_mut().map(Placed::view_mut).transpose()?,
+                workspace: view_mut(&mut workspace)?,
             };
             Ok(plan.launch(stream, args)?)
         })?;
@@ -436,7 +436,7 @@ impl Subject for RecurrentSubject {
         let want = given.net.forward(&given.x_values);
         let last = want.y.last().map_or(&[] as &[f64], Vec::as_slice);
         let mut all = bench.compare(&made.h_n, &of_state(&want.h_n))?;
-        if !self.situation.single {
+        if !self.situation.is_cell {
             all = all.merge(bench.compare(&made.y, &of_state(last))?);
         }
         if !self.desc.cell.has_c() {
