@@ -25,6 +25,7 @@
 //! | [`mod@cast`] | elements in another type | f32, f64, f16, bf16 |
 //! | [`mod@conv`] | convolutions over one to three dimensions, with bias and activation, and their gradients; channels first and last | f32, f64, f16, bf16 |
 //! | [`mod@causal_conv1d`] | causal depthwise convolution along time with 2 to 4 taps, its gradients, and steps | f32, f64, f16, bf16 |
+//! | [`mod@selective_scan`] | the scan of selective state spaces, its gradients, and steps | f32, f64, f16, bf16 |
 //! | [`mod@copy`] | permute, cat, split | every type |
 //! | [`mod@elementwise`] | expressions of up to six tensors with broadcasting in one launch; dropout | f32, f64, f16, bf16, masks of u8 |
 //! | [`gemm`] | products of matrices, one or a batch, with bias and activation | f32, f64, f16, bf16 |
@@ -91,6 +92,7 @@ pub mod reduce;
 pub mod resize;
 pub mod rotary;
 pub mod scaled_gemm;
+pub mod selective_scan;
 pub mod softmax;
 mod tensors;
 pub mod topk;
@@ -109,6 +111,7 @@ pub(crate) const FAMILIES: &[&catalogue::Family] = &[
     &batch_norm::samples::FAMILY,
     &cast::samples::FAMILY,
     &causal_conv1d::samples::FAMILY,
+    &selective_scan::samples::FAMILY,
     &quantize::samples::FAMILY,
     &quantize8::samples::FAMILY,
     &quantize_dynamic::samples::FAMILY,

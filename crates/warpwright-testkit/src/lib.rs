@@ -49,6 +49,7 @@ mod reduce;
 mod resize;
 mod rotary;
 mod scaled_gemm;
+mod selective_scan;
 mod softmax;
 pub mod storage;
 mod topk;
@@ -91,6 +92,7 @@ const FAMILIES: &[fn(Scope) -> Vec<Case>] = &[
     batch_norm::cases,
     cast::cases,
     causal_conv1d::cases,
+    selective_scan::cases,
     quantize::cases,
     quantize8::cases,
     quantize_dynamic::cases,

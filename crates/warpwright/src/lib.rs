@@ -31,6 +31,7 @@
 //! | [`mod@cast`] | `cast`: the elements of a tensor in another type | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@conv`] | `conv` over one to three dimensions with strides, padding, dilation, groups, bias and activation, and its gradients, channels first and last | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@causal_conv1d`] | `causal_conv1d`, forward and backward, and `causal_conv1d_update`: depthwise convolution along time with 2 to 4 taps, bias and silu; states, packed sequences; channels first and last | f32, f64, f16, bf16 | sm_75 and later |
+//! | [`mod@selective_scan`] | `selective_scan`, forward and backward, and `selective_scan_update`: the scan of selective state spaces with a gate, softplus of time steps, groups, and states of 1 to 64 numbers; channels first and last | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@copy`] | `permute`: dimensions in another order; `cat` and `split` along one | every type | sm_75 and later |
 //! | [`mod@elementwise`] | `map` and `map_into`: expressions of up to six tensors in one launch, with broadcasting and mixed types; `add`, `sub`, `mul`, `div`, `minimum`, `maximum`, `where_`, `lerp`, `addcmul` | f32, f64, f16, bf16, masks of u8 | sm_75 and later |
 //! | | `dropout`, `dropout_add` and their gradients | f32, f64, f16, bf16 | sm_75 and later |
@@ -118,7 +119,7 @@
 //! This crate alone is under semantic versioning. Its stable interface is what stands at its root, [`plan`](mod@plan), [`comm`], [`parallel`], and in the modules of the
 //! families ([`activation`], [`mod@attention`], [`mod@batch_norm`], [`mod@cast`], [`mod@causal_conv1d`], [`mod@conv`], [`mod@copy`], [`mod@cross_entropy`], [`mod@elementwise`], [`mod@embedding`], [`mod@matmul`], [`group_norm`](mod@group_norm), [`grouped_gemm`],
 //! [`kv_cache`], [`layer_norm`](mod@layer_norm), [`mod@linear_cross_entropy`], [`local_response_norm`](mod@local_response_norm), [`mod@matmul_4bit`], [`optimizer`], [`pool`](mod@pool), [`mod@quantize`], [`mod@quantize8`], [`mod@quantize_dynamic`], [`dynamic_map`],
-//! [`mod@recurrent`], [`reduce`], [`mod@resize`], [`mod@rotary`], [`scaled_gemm`], [`mod@softmax`]) the
+//! [`mod@recurrent`], [`reduce`], [`mod@resize`], [`mod@rotary`], [`scaled_gemm`], [`mod@selective_scan`], [`mod@softmax`]) the
 //! descriptors, arguments, options and free functions.
 //!
 //! May change with any minor version: [`dsl`], [`ptx`] and [`emu`]; the families' modules `tuning` and `reference`, and methods that
@@ -188,6 +189,9 @@ pub use warpwright_ops::rotary::{
     rotary_embedding_in_place,
 };
 pub use warpwright_ops::scaled_gemm::{self, int8_matmul, scaled_matmul};
+pub use warpwright_ops::selective_scan::{
+    self, selective_scan, selective_scan_backward, selective_scan_update,
+};
 pub use warpwright_ops::softmax::{self, log_softmax, log_softmax_backward, softmax, softmax_backward};
 pub use warpwright_ops::topk::{self, topk, topk_backward};
 pub use warpwright_ops::{

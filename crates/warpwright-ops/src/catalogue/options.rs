@@ -273,8 +273,12 @@ op_options! {
     states: bool, ["states"];
     /// Each position has the number of its sequence
     seq_idx: bool, ["seq_idx"];
-    /// Statistics are saved for the gradient
+    /// Statistics, or states, are saved for the gradient
     training: bool, ["training"];
+    /// Numbers in the state of a channel [default: 16]
+    state_size: usize = "N", ["state_size=64"];
+    /// The result has a gate
+    gate: bool, ["gate"];
 }
 
 /// A type of elements.

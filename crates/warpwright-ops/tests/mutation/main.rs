@@ -21,4 +21,5 @@ mod recurrent;
 mod reduce;
 mod rotary;
 mod rows;
+mod selective_scan;
 mod topk;

@@ -55,6 +55,9 @@ use warpwright_ops::reduce::{ArgReduceDesc, ArgReduceFunction, ReduceDesc, Reduc
 use warpwright_ops::resize::{Mode, ResizeBackwardDesc, ResizeDesc};
 use warpwright_ops::rotary::{Pairing, RotaryBackwardDesc, RotaryDesc, RotaryTables};
 use warpwright_ops::scaled_gemm::ScaledGemmDesc;
+use warpwright_ops::selective_scan::{
+    SelectiveScan, SelectiveScanBackwardDesc, SelectiveScanDesc, SelectiveScanUpdateDesc,
+};
 use warpwright_ops::softmax::{Softmax, SoftmaxBackwardDesc, SoftmaxDesc};
 use warpwright_ops::topk::{TopkBackwardDesc, TopkDesc};
 use warpwright_ops::{Operation, Plan, catalogue};
@@ -74,10 +77,10 @@ const ROW: usize = 4096;
 /// at a time, as the accumulators of tensor cores lie, reads the sums of the queries of a tile in pairs, and a word of each row of the bits of a mask. The indices of a vector of
 /// maxima are twice its bytes or more, which a thread writes and reads 16 at a time; neighbouring cells have windows in common. The
 /// positions of least elements of neighbouring columns are such a vector, too. Steps of a convolution read the taps of neighbouring
-/// channels, which lie one after the other, for a few elements of each. The seed of dropout has 64 bits and is the same for all lanes,
+/// channels, which lie one after the other, for a few elements of each, and steps of a scan the parameters of such channels. The seed of dropout has 64 bits and is the same for all lanes,
 /// which counts once for each half of a warp, and so do the numbers of an optimizer's step. Lanes that rotate two groups of heads of a token read the same row of a table, and all that append a head to a cache of 8-bit floats its scale. Indices are
 /// sorted by a binary search and by scattering them. A search for the largest elements reads them once more where they are, and their gradients go there. Lanes that decode 4-bit weights read the scales of eight rows, of a few bytes each.
-const GATHERS: [&str; 47] = [
+const GATHERS: [&str; 48] = [
     "gather_rows forward",
     "scatter_rows forward",
     "topk forward",
@@ -98,6 +101,7 @@ const GATHERS: [&str; 47] = [
     "adaptive_max_pool backward",
     "adaptive_avg_pool backward",
     "causal_conv1d_update forward",
+    "selective_scan_update forward",
     "resize forward",
     "resize backward",
     "dropout forward",
@@ -147,6 +151,10 @@ const LOOKS_UP: [&str; 6] = [
     "adamw8bit forward",
     "adam8bit forward",
 ];
+
+/// Scans, which turn vectors along one dimension into rows along the other.
+const SCANS: [&str; 3] =
+    ["selective_scan forward", "selective_scan backward", "selective_scan_update forward"];
 
 /// How the scales of each format are counted.
 const SCALINGS: [Scaling; 3] = [Scaling::BlockWise1x128, Scaling::BlockWise128x128, Scaling::RowWise];
@@ -228,6 +236,7 @@ fn every_primitive() -> Vec<(String, Counters)> {
     add(conversion.op(), "forward", count(&conversion));
     copies(&mut add);
     causal_conv1d(&mut add);
+    selective_scan(&mut add);
     for (format, scaling) in Format::ALL.into_iter().zip(SCALINGS) {
         let problem = Problem { format, scaling, dtype, rows: 16, cols: LEN / 16 };
         let codes = Quantize8Desc { problem }.plan(TARGET).expect("plan");
@@ -661,6 +670,28 @@ fn causal_conv1d(add: &mut dyn FnMut(&str, &str, Counters)) {
     add("causal_conv1d_update", "forward", count(&step.plan(TARGET).expect("plan")));
 }
 
+fn selective_scan(add: &mut dyn FnMut(&str, &str, Counters)) {
+    let whole = SelectiveScan {
+        dtype: DTYPE,
+        layout: Layout::ChannelsLast,
+        batch: 1,
+        channels: 64,
+        len: 1024,
+        state: 16,
+        groups: 1,
+        d: true,
+        gate: true,
+        delta_bias: true,
+        delta_softplus: true,
+    };
+    let forward = SelectiveScanDesc { scan: whole, initial_state: false, last_state: false, training: true };
+    add("selective_scan", "forward", count(&forward.plan(TARGET).expect("plan")));
+    let backward = SelectiveScanBackwardDesc { forward }.plan(TARGET).expect("plan");
+    add("selective_scan", "backward", count(&backward));
+    let step = SelectiveScanUpdateDesc { scan: SelectiveScan { batch: 16, len: 1, ..whole } };
+    add("selective_scan_update", "forward", count(&step.plan(TARGET).expect("plan")));
+}
+
 fn batch_norm(add: &mut dyn FnMut(&str, &str, Counters)) {
     let norm = |layout| BatchNorm::new(DTYPE, layout, 8, 8, LEN / 64);
     let (first, last) = (norm(Layout::ChannelsFirst), norm(Layout::ChannelsLast));
@@ -706,7 +737,7 @@ fn counters_are_as_recorded_and_traffic_is_dense() {
             dense || GATHERS.contains(&name.as_str()),
             "{name}: {sectors} sectors where {ideal} would do"
         );
-        let known = TRANSPOSED.iter().chain(&LOOKS_UP).any(|known| known == name);
+        let known = TRANSPOSED.iter().chain(&LOOKS_UP).chain(&SCANS).any(|known| known == name);
         assert!(c.bank_conflicts() == 0 || known, "{name}");
     }
     let text: String = all.iter().map(|(name, c)| line(name, c)).collect();

@@ -42,5 +42,6 @@ mod rotary;
 mod row_norms;
 mod rows;
 mod scaled_gemm;
+mod selective_scan;
 mod suite;
 mod topk;

@@ -1,0 +1,85 @@
+//! The family's rows of the catalogue, its descriptors from options, and the kernels of each primitive.
+
+use warpwright_ptx::kernel::Kernel;
+use warpwright_ptx::{DType, Target};
+
+use super::{
+    Layout, OP, SelectiveScan, SelectiveScanBackwardDesc, SelectiveScanDesc, SelectiveScanUpdateDesc, UPDATE,
+};
+use crate::PlanError;
+use crate::catalogue::{Asked, Direction, Entry, Family, Planned, distinct};
+use crate::plan::Operation;
+
+/// The family.
+pub(crate) const FAMILY: Family = Family { name: "selective_scan", aliases: &[], entries, plan, kernels };
+
+/// Channels where nothing is said.
+const CHANNELS: usize = 1024;
+
+/// The family's rows of the catalogue.
+fn entries() -> Vec<Entry> {
+    let [forward, backward] = Entry::both(OP);
+    vec![forward, backward, Entry { op: UPDATE, ..forward }]
+}
+
+/// Plans what is asked for.
+fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
+    let o = &asked.options;
+    let update = asked.entry.op == UPDATE;
+    let channels = o.channels().unwrap_or(asked.len.clamp(1, CHANNELS));
+    let batch = o.batch();
+    let of_channels = asked.len / channels.max(1);
+    let len = o.steps().unwrap_or(if update { 1 } else { (of_channels / batch.unwrap_or(1).max(1)).max(1) });
+    let scan = SelectiveScan {
+        dtype: asked.dtype,
+        layout: asked.layout(),
+        batch: batch.unwrap_or((of_channels / len.max(1)).max(1)),
+        channels,
+        len,
+        state: o.state_size().unwrap_or(16),
+        groups: o.groups().unwrap_or(1),
+        d: true,
+        gate: o.gate().is_some(),
+        delta_bias: o.bias().is_some(),
+        delta_softplus: true,
+    };
+    if update {
+        return asked.plan(&SelectiveScanUpdateDesc { scan });
+    }
+    let states = o.states().is_some();
+    let training = asked.entry.direction == Direction::Forward && o.training().is_some();
+    let forward = SelectiveScanDesc { scan, initial_state: states, last_state: states, training };
+    asked.either(&forward, &SelectiveScanBackwardDesc { forward })
+}
+
+/// Every kernel that a plan of `entry` can hold and that no entry before it has.
+fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
+    let layouts = [Layout::ChannelsFirst, Layout::ChannelsLast];
+    let every = layouts.into_iter().flat_map(|layout| [15, 16, 31, 32, 63, 64].map(|state| (layout, state)));
+    let every = every.map(|(layout, state)| {
+        let scan = SelectiveScan {
+            dtype,
+            layout,
+            batch: 1,
+            channels: 8,
+            len: 8,
+            state,
+            groups: 1,
+            d: true,
+            gate: true,
+            delta_bias: true,
+            delta_softplus: true,
+        };
+        SelectiveScanDesc { scan, initial_state: true, last_state: true, training: true }
+    });
+    if entry.op == UPDATE {
+        // Steps have the kernels of whole samples.
+        return Ok(Vec::new());
+    }
+    match entry.direction {
+        Direction::Forward => distinct(every.map(|desc| desc.plan(target).map(Into::into))),
+        Direction::Backward => {
+            distinct(every.map(|forward| SelectiveScanBackwardDesc { forward }.plan(target).map(Into::into)))
+        }
+    }
+}
