@@ -23,9 +23,10 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// That of results that are all alike: their rounding errors are too, and do not average.
+    /// That of results that are all alike: their rounding errors are too, and do not average. Never below that of others, whose sums may
+    /// have many terms.
     pub fn of_alike(self) -> Self {
-        Self { norm: self.norm_of_one, ..self }
+        Self { norm: self.norm.max(self.norm_of_one), ..self }
     }
 
     /// The norm-wise bound for a mean over `spread` elements. The rounding errors of many elements average out to `norm`;
@@ -139,6 +140,16 @@ mod tests {
         for dtype in [DType::BF16, DType::F16] {
             let element = elementwise(dtype).element;
             assert!((0.5..0.6).contains(&element), "{dtype}: {element}");
+        }
+    }
+
+    /// Results that are alike may be as wrong as others, and as one alone.
+    #[test]
+    fn alike_results_have_the_wider_bound() {
+        for table in DType::FLOATS.map(elementwise) {
+            let alike = table.of_alike();
+            assert!(alike.norm == table.norm || alike.norm == table.norm_of_one, "{alike:?}");
+            assert!(alike.norm >= table.norm && alike.norm >= table.norm_of_one, "{alike:?}");
         }
     }
 }
