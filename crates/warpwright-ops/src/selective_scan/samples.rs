@@ -13,8 +13,9 @@ use crate::plan::Operation;
 /// The family.
 pub(crate) const FAMILY: Family = Family { name: "selective_scan", aliases: &[], entries, plan, kernels };
 
-/// Channels where nothing is said.
-const CHANNELS: usize = 1024;
+/// Channels, and positions at the most, where nothing is said: those of a layer of Mamba.
+const CHANNELS: usize = 2048;
+const POSITIONS: usize = 2048;
 
 /// The family's rows of the catalogue.
 fn entries() -> Vec<Entry> {
@@ -29,7 +30,11 @@ fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
     let channels = o.channels().unwrap_or(asked.len.clamp(1, CHANNELS));
     let batch = o.batch();
     let of_channels = asked.len / channels.max(1);
-    let len = o.steps().unwrap_or(if update { 1 } else { (of_channels / batch.unwrap_or(1).max(1)).max(1) });
+    let positions = match batch {
+        Some(batch) => of_channels / batch.max(1),
+        None => of_channels.min(POSITIONS),
+    };
+    let len = o.steps().unwrap_or(if update { 1 } else { positions.max(1) });
     let scan = SelectiveScan {
         dtype: asked.dtype,
         layout: asked.layout(),
