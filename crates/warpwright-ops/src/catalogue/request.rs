@@ -121,6 +121,20 @@ impl Asked<'_> {
         self.entry.direction == Direction::Backward
     }
 
+    /// Samples, channels and positions of what goes along time: where nothing is said at most so many channels and positions, and one
+    /// position if it is a step.
+    pub(crate) fn along_time(&self, [channels, positions]: [usize; 2], is_step: bool) -> [usize; 3] {
+        let o = &self.options;
+        let channels = o.channels().unwrap_or(self.len.clamp(1, channels));
+        let of_channels = self.len / channels.max(1);
+        let of_sample = match o.batch() {
+            Some(batch) => of_channels / batch.max(1),
+            None => of_channels.min(positions),
+        };
+        let len = o.steps().unwrap_or(if is_step { 1 } else { of_sample.max(1) });
+        [o.batch().unwrap_or((of_channels / len.max(1)).max(1)), channels, len]
+    }
+
     /// Where the channels of images are.
     pub(crate) fn layout(&self) -> Layout {
         if self.options.channels_last().is_some() { Layout::ChannelsLast } else { Layout::ChannelsFirst }

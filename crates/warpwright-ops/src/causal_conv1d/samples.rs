@@ -27,14 +27,11 @@ fn entries() -> Vec<Entry> {
 fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
     let o = &asked.options;
     let update = asked.entry.op == UPDATE;
-    let channels = o.channels().unwrap_or(asked.len.clamp(1, CHANNELS));
-    let batch = o.batch();
-    let of_channels = asked.len / channels.max(1);
-    let len = o.steps().unwrap_or(if update { 1 } else { (of_channels / batch.unwrap_or(1).max(1)).max(1) });
+    let [batch, channels, len] = asked.along_time([CHANNELS, usize::MAX], update);
     let conv = CausalConv1d {
         dtype: asked.dtype,
         layout: asked.layout(),
-        batch: batch.unwrap_or((of_channels / len.max(1)).max(1)),
+        batch,
         channels,
         len,
         width: o.width().unwrap_or(4),

@@ -20,7 +20,7 @@ pub mod reference;
 pub(crate) mod samples;
 pub mod tuning;
 
-use warpwright_dsl::{COLUMN_SUM_LANES, KernelArgs, KernelDef, Optional};
+use warpwright_dsl::{COLUMN_SUM_LANES, KernelDef, Optional};
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::LaunchStep;
 
@@ -28,7 +28,7 @@ use crate::PlanError;
 pub use crate::batch_norm::Layout;
 use crate::catalogue::Direction;
 use crate::plan::{self, Operation, Plan, Variant};
-use crate::tensors::{InSlot, tensors};
+use crate::tensors::{InSlot, SlotSpec, tensors};
 
 pub use functions::*;
 use kernels::backward::{Backward, BackwardArgs};
@@ -263,23 +263,15 @@ impl Operation for SelectiveScanDesc {
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         type Args<'a> = SelectiveScanArgs<'a>;
         let checked = self.scan.check(OP, target)?;
-        let SelectiveScan { dtype, channels, d, gate, delta_bias, .. } = self.scan;
-        let (sums, [u, a, rows, states]) = (dtype.accumulator(), checked.elements);
-        let tensors = Args::specs([
-            Args::u.holds(dtype, u),
-            Args::delta.holds(dtype, u).like(Args::u),
-            Args::a.holds(sums, a),
-            Args::b.holds(dtype, rows),
-            Args::c.holds(dtype, rows).like(Args::b),
-            Args::d.holds(sums, channels).optional(d),
-            Args::z.holds(dtype, u).like(Args::u).optional(gate),
-            Args::delta_bias.holds(sums, channels).optional(delta_bias),
+        let dtype = self.scan.dtype;
+        let (sums, [u, .., states]) = (dtype.accumulator(), checked.elements);
+        let inputs = [Args::u, Args::delta, Args::a, Args::b, Args::c, Args::d, Args::z, Args::delta_bias];
+        let tensors = Args::specs(checked.inputs(inputs).into_iter().chain([
             Args::initial_state.holds(sums, states).optional(self.initial_state),
             Args::y.holds(dtype, u).like(Args::u),
             Args::last_state.holds(sums, states).optional(self.last_state),
             Args::states.holds(sums, states * checked.chunks).optional(self.training),
-        ]);
-        let inputs = [Args::u, Args::delta, Args::a, Args::b, Args::c, Args::d, Args::z, Args::delta_bias];
+        ]));
         let variants = checked.variants(|config| {
             let args = ForwardArgs {
                 problem: checked.problem(inputs),
@@ -288,7 +280,7 @@ impl Operation for SelectiveScanDesc {
                 last: Optional { value: Args::last_state.arg(), given: self.last_state },
                 states: Optional { value: Args::states.arg(), given: self.training },
             };
-            checked.step(&Forward(config), &args)
+            checked.step(&Forward(config), args)
         })?;
         Ok(Plan::of(OP, Direction::Forward, target, tensors, variants))
     }
@@ -300,21 +292,15 @@ impl Operation for SelectiveScanUpdateDesc {
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         type Args<'a> = SelectiveScanUpdateArgs<'a>;
         let checked = self.scan.check(UPDATE, target)?;
-        let SelectiveScan { dtype, channels, d, gate, delta_bias, .. } = self.scan;
-        let (sums, [u, a, rows, states]) = (dtype.accumulator(), checked.elements);
-        let tensors = Args::specs([
-            Args::u.holds(dtype, u),
-            Args::delta.holds(dtype, u).like(Args::u),
-            Args::a.holds(sums, a),
-            Args::b.holds(dtype, rows),
-            Args::c.holds(dtype, rows).like(Args::b),
-            Args::d.holds(sums, channels).optional(d),
-            Args::z.holds(dtype, u).like(Args::u).optional(gate),
-            Args::delta_bias.holds(sums, channels).optional(delta_bias),
-            Args::state.holds(sums, states),
-            Args::y.holds(dtype, u).like(Args::u),
-        ]);
+        let dtype = self.scan.dtype;
+        let (sums, [u, .., states]) = (dtype.accumulator(), checked.elements);
         let inputs = [Args::u, Args::delta, Args::a, Args::b, Args::c, Args::d, Args::z, Args::delta_bias];
+        let tensors = Args::specs(
+            checked
+                .inputs(inputs)
+                .into_iter()
+                .chain([Args::state.holds(sums, states), Args::y.holds(dtype, u).like(Args::u)]),
+        );
         let variants = checked.variants(|config| {
             let args = ForwardArgs {
                 problem: checked.problem(inputs),
@@ -323,7 +309,7 @@ impl Operation for SelectiveScanUpdateDesc {
                 last: Optional { value: Args::state.after().arg(), given: true },
                 states: Optional { value: Args::y.arg(), given: false },
             };
-            checked.step(&Forward(config), &args)
+            checked.step(&Forward(config), args)
         })?;
         Ok(Plan::of(UPDATE, Direction::Forward, target, tensors, variants))
     }
@@ -340,15 +326,8 @@ impl Operation for SelectiveScanBackwardDesc {
         let (sums, [u, a, rows, states]) = (dtype.accumulator(), checked.elements);
         // What each block of a group leaves for `B` and `C`, and what each sample leaves for the parameters.
         let (of_rows, of_sample) = (2 * checked.tiles * rows, channels * (state + 2));
-        let tensors = Args::specs([
-            Args::u.holds(dtype, u),
-            Args::delta.holds(dtype, u).like(Args::u),
-            Args::a.holds(sums, a),
-            Args::b.holds(dtype, rows),
-            Args::c.holds(dtype, rows).like(Args::b),
-            Args::d.holds(sums, channels).optional(d),
-            Args::z.holds(dtype, u).like(Args::u).optional(gate),
-            Args::delta_bias.holds(sums, channels).optional(delta_bias),
+        let inputs = [Args::u, Args::delta, Args::a, Args::b, Args::c, Args::d, Args::z, Args::delta_bias];
+        let tensors = Args::specs(checked.inputs(inputs).into_iter().chain([
             Args::states.holds(sums, states * checked.chunks),
             Args::dy.holds(dtype, u).like(Args::u),
             Args::dlast_state.holds(sums, states).optional(last_state),
@@ -362,9 +341,8 @@ impl Operation for SelectiveScanBackwardDesc {
             Args::ddelta_bias.holds(sums, channels).optional(delta_bias),
             Args::dinitial_state.holds(sums, states).optional(initial_state),
             Args::workspace.scratch(sums, of_rows + batch * of_sample),
-        ]);
+        ]));
         let parameters_at = (of_rows * sums.bytes()) as u64;
-        let inputs = [Args::u, Args::delta, Args::a, Args::b, Args::c, Args::d, Args::z, Args::delta_bias];
         let row_sums = RowSumArgs {
             partial: Args::workspace.written(),
             db: Args::db.arg(),
@@ -382,8 +360,8 @@ impl Operation for SelectiveScanBackwardDesc {
             state: plan::small(state),
         };
         let last = [
-            checked.sums(&RowSums { dtype }, &row_sums, 2 * rows)?,
-            checked.sums(&Parameters { dtype: sums }, &parameters, of_sample)?,
+            checked.sums(&RowSums { dtype }, row_sums, 2 * rows)?,
+            checked.sums(&Parameters { dtype: sums }, parameters, of_sample)?,
         ];
         let mut variants = checked.variants(|config| {
             let args = BackwardArgs {
@@ -399,7 +377,7 @@ impl Operation for SelectiveScanBackwardDesc {
                 parameters: Args::workspace.arg_at(parameters_at),
                 elements: rows as u64,
             };
-            checked.step(&Backward(config), &args)
+            checked.step(&Backward(config), args)
         })?;
         for variant in &mut variants {
             variant.steps.extend(last.iter().flatten().cloned());
@@ -431,6 +409,22 @@ impl Checked {
         .collect()
     }
 
+    /// The tensors that every scan reads.
+    fn inputs(&self, [u, delta, a, b, c, d, z, delta_bias]: [InSlot; 8]) -> [SlotSpec; 8] {
+        let SelectiveScan { dtype, channels, .. } = self.scan;
+        let (sums, [len, of_a, rows, _]) = (dtype.accumulator(), self.elements);
+        [
+            u.holds(dtype, len),
+            delta.holds(dtype, len).like(u),
+            a.holds(sums, of_a),
+            b.holds(dtype, rows),
+            c.holds(dtype, rows).like(b),
+            d.holds(sums, channels).optional(self.scan.d),
+            z.holds(dtype, len).like(u).optional(self.scan.gate),
+            delta_bias.holds(sums, channels).optional(self.scan.delta_bias),
+        ]
+    }
+
     fn problem(&self, [u, delta, a, b, c, d, z, delta_bias]: [InSlot; 8]) -> Problem {
         let SelectiveScan { channels, len, state, groups, .. } = self.scan;
         Problem {
@@ -453,22 +447,20 @@ impl Checked {
     }
 
     /// A launch for all blocks of all groups, if there are any.
-    fn step<D: KernelDef>(&self, def: &D, args: &D::Args) -> Result<Option<LaunchStep>, PlanError> {
+    fn step<D: KernelDef>(&self, def: &D, args: D::Args) -> Result<Option<LaunchStep>, PlanError> {
         let SelectiveScan { batch, groups, .. } = self.scan;
         let grid = plan::cover(self.op, batch.saturating_mul(groups).saturating_mul(self.tiles), 1)?;
-        let kernel = plan::recorded(self.op, def, self.target)?;
-        Ok(grid.map(|grid| LaunchStep::new(kernel, grid, args.values())))
+        plan::launch_over(self.op, def, args, self.target, grid)
     }
 
     /// A launch that adds up `columns` columns, if there are any.
     fn sums<D: KernelDef>(
         &self,
         def: &D,
-        args: &D::Args,
+        args: D::Args,
         columns: usize,
     ) -> Result<Option<LaunchStep>, PlanError> {
         let grid = plan::cover(self.op, columns, COLUMN_SUM_LANES)?;
-        let kernel = plan::recorded(self.op, def, self.target)?;
-        Ok(grid.map(|grid| LaunchStep::new(kernel, grid, args.values())))
+        plan::launch_over(self.op, def, args, self.target, grid)
     }
 }

@@ -27,18 +27,11 @@ fn entries() -> Vec<Entry> {
 fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
     let o = &asked.options;
     let update = asked.entry.op == UPDATE;
-    let channels = o.channels().unwrap_or(asked.len.clamp(1, CHANNELS));
-    let batch = o.batch();
-    let of_channels = asked.len / channels.max(1);
-    let positions = match batch {
-        Some(batch) => of_channels / batch.max(1),
-        None => of_channels.min(POSITIONS),
-    };
-    let len = o.steps().unwrap_or(if update { 1 } else { positions.max(1) });
+    let [batch, channels, len] = asked.along_time([CHANNELS, POSITIONS], update);
     let scan = SelectiveScan {
         dtype: asked.dtype,
         layout: asked.layout(),
-        batch: batch.unwrap_or((of_channels / len.max(1)).max(1)),
+        batch,
         channels,
         len,
         state: o.state_size().unwrap_or(16),
