@@ -475,7 +475,7 @@ impl<'d> Bench<'d> {
     ) -> Result<Comparison, CaseError> {
         let (case, saved) = (budget::elementwise(dtype), budget::elementwise(dtype.accumulator()));
         let mut comparison = self.compare(output, expected)?;
-        comparison.norm *= case.norm / saved.norm;
+        comparison.norm *= case.norm_over(comparison.spread) / saved.norm_over(comparison.spread);
         comparison.element *= case.element / saved.element;
         Ok(comparison)
     }

@@ -177,16 +177,12 @@ impl Rows {
         for b in 0..batch {
             for c in 0..channels {
                 for (l, value) in row([b, c]).into_iter().enumerate() {
-                    out[self.at([b, c, l])] = expected(value);
+                    out[self.at([b, c, l])] = value.into();
                 }
             }
         }
         out
     }
-}
-
-fn expected((value, scale): Scaled) -> Expected {
-    Expected { value, scale, underflow: 0.0 }
 }
 
 /// The values of a case, rounded to its type.
@@ -390,7 +386,7 @@ impl ConvSubject {
             d.dx
         });
         let initial = states.gather(|at| gradients(at).dinitial_states);
-        let all = |list: Vec<Scaled>| list.into_iter().map(expected).collect();
+        let all = |list: Vec<Scaled>| list.into_iter().map(Expected::from).collect();
         (dx, initial, all(dweight), all(dbias))
     }
 }

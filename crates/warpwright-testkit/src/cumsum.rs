@@ -126,7 +126,7 @@ impl Subject for CumsumSubject {
         let values = self.elements.values(dtype, outer * n * inner);
         let sums = reference::cumsum(&values, [outer, n, inner], exclusive, reverse).into_iter();
         let expected: Vec<Expected> = match DType::FLOATS.contains(&dtype) {
-            true => sums.map(|(value, scale)| Expected { value, scale, underflow: 0.0 }).collect(),
+            true => sums.map(Expected::from).collect(),
             false => sums.map(|(value, _)| Expected::exactly(value)).collect(),
         };
         let x = bench.input("x", dtype, &values, self.lead)?;

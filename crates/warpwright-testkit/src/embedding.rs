@@ -194,7 +194,7 @@ impl EmbeddingSubject {
         })?;
         let sums =
             reference::backward(&rows, &indices, [num_embeddings, dim], padding_idx, scale_grad_by_freq);
-        let expected = sums.into_iter().map(|(value, scale)| Expected { value, scale, underflow: 0.0 });
+        let expected = sums.into_iter().map(Expected::from);
         bench.compare(&dweight, &expected.collect::<Vec<_>>())
     }
 }

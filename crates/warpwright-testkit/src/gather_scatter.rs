@@ -230,7 +230,7 @@ impl RowsSubject {
         })?;
         let factors = factors.as_ref().map(|(values, _)| &values[..]);
         let sums = reference::scatter(&given, &index, factors, base.then_some(&under[..]), [rows, dim]);
-        let expected = sums.into_iter().map(|(value, scale)| Expected { value, scale, underflow: 0.0 });
+        let expected = sums.into_iter().map(Expected::from);
         bench.compare(&y, &expected.collect::<Vec<_>>())
     }
 
@@ -249,7 +249,7 @@ impl RowsSubject {
             Ok(plan.launch(stream, args)?)
         })?;
         let products = reference::dots(&left, &right, &index, [rows, dim]);
-        let expected = products.into_iter().map(|(value, scale)| Expected { value, scale, underflow: 0.0 });
+        let expected = products.into_iter().map(Expected::from);
         bench.compare(&y, &expected.collect::<Vec<_>>())
     }
 }

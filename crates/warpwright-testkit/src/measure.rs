@@ -23,6 +23,13 @@ impl Expected {
     }
 }
 
+/// A value and its natural scale.
+impl From<(f64, f64)> for Expected {
+    fn from((value, scale): (f64, f64)) -> Self {
+        Self { value, scale, underflow: 0.0 }
+    }
+}
+
 /// How one output compares with its reference.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Comparison {

@@ -275,7 +275,7 @@ impl PoolSubject {
 }
 
 fn expected(values: Vec<(f64, f64)>) -> Vec<Expected> {
-    values.into_iter().map(|(value, scale)| Expected { value, scale, underflow: 0.0 }).collect()
+    values.into_iter().map(Expected::from).collect()
 }
 
 impl Subject for PoolSubject {

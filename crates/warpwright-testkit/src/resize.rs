@@ -133,7 +133,7 @@ impl ResizeSubject {
 }
 
 fn expected(values: Vec<(f64, f64)>) -> Vec<Expected> {
-    values.into_iter().map(|(value, scale)| Expected { value, scale, underflow: 0.0 }).collect()
+    values.into_iter().map(Expected::from).collect()
 }
 
 impl Subject for ResizeSubject {

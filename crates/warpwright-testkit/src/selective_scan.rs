@@ -192,7 +192,7 @@ struct Wanted {
 }
 
 fn expected(all: &[Scaled]) -> Vec<Expected> {
-    all.iter().map(|&(value, scale)| Expected { value, scale, underflow: 0.0 }).collect()
+    all.iter().copied().map(Expected::from).collect()
 }
 
 fn add(to: &mut Scaled, from: Scaled) {
@@ -334,12 +334,11 @@ impl ScanSubject {
             Ok(plan.launch(stream, args)?)
         })?;
         let found = bench.compare(&y, &of_y)?;
-        let budget = budget::elementwise(sums);
-        let mut states = bench.compare(&states, &of_states)?;
+        let mut states = bench.compare_saved(dtype, &states, &of_states)?;
         if let Some(last) = last {
-            states = states.merge(bench.compare(&last, &of_last)?);
+            states = states.merge(bench.compare_saved(dtype, &last, &of_last)?);
         }
-        Ok(found.merge(scaled(states, budget, budget::elementwise(dtype))))
+        Ok(found.merge(states))
     }
 
     fn update(&self, bench: &mut Bench<'_>) -> Result<Comparison, CaseError> {
@@ -365,9 +364,7 @@ impl ScanSubject {
             Ok(plan.launch(stream, args)?)
         })?;
         let [of_y, of_last, _] = self.expected_forward(&t);
-        let last = bench.compare(&state, &of_last)?;
-        let last = scaled(last, budget::elementwise(sums), budget::elementwise(dtype));
-        Ok(bench.compare(&y, &of_y)?.merge(last))
+        Ok(bench.compare(&y, &of_y)?.merge(bench.compare_saved(dtype, &state, &of_last)?))
     }
 
     fn backward(&self, bench: &mut Bench<'_>) -> Result<Comparison, CaseError> {
@@ -428,16 +425,17 @@ impl ScanSubject {
         if let Some(dz) = &dz {
             worst = worst.merge(compare(dz, &want.dz)?);
         }
-        let mut of_parameters = by_terms(compare(&da, &want.da)?, &want.da);
+        let compare = |got: &Placed, want: &[Scaled]| bench.compare_saved(dtype, got, &expected(want));
+        worst = worst.merge(by_terms(compare(&da, &want.da)?, &want.da));
         for (got, want) in [(&dd, &want.dd), (&ddelta_bias, &want.ddelta_bias)] {
             if let Some(got) = got {
-                of_parameters = of_parameters.merge(by_terms(compare(got, want)?, want));
+                worst = worst.merge(by_terms(compare(got, want)?, want));
             }
         }
         if let Some(dinitial) = &dinitial {
-            of_parameters = of_parameters.merge(compare(dinitial, &want.dinitial)?);
+            worst = worst.merge(compare(dinitial, &want.dinitial)?);
         }
-        Ok(worst.merge(scaled(of_parameters, budget::elementwise(sums), budget::elementwise(dtype))))
+        Ok(worst)
     }
 
     fn expected_backward(&self, t: &Tensors) -> Wanted {
@@ -490,15 +488,6 @@ fn by_terms(found: Comparison, want: &[Scaled]) -> Comparison {
     };
     let (values, terms) = (norm(&|s| s.0), norm(&|s| s.1));
     Comparison { norm: if terms > 0.0 { found.norm * values / terms } else { found.norm }, ..found }
-}
-
-/// A comparison by one budget as one by another: each error is as large a part of either.
-fn scaled(found: Comparison, from: budget::Budget, to: budget::Budget) -> Comparison {
-    Comparison {
-        norm: found.norm / from.norm_over(found.spread) * to.norm_over(found.spread),
-        element: found.element / from.element * to.element,
-        ..found
-    }
 }
 
 /// The inputs of a launch.
