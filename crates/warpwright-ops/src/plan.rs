@@ -212,9 +212,17 @@ impl View {
 impl TensorSpec {
     /// A tensor that is read.
     pub const fn read(name: &'static str, dtype: DType, len: usize) -> Self {
-        let (like, layout, view) = (None, None, None);
-        let (access, may_replace_input, present) = (Access::Read, false, true);
-        Self { name, access, dtype, len, may_replace_input, like, present, layout, view }
+        Self {
+            name,
+            access: Access::Read,
+            dtype,
+            len,
+            may_replace_input: false,
+            like: None,
+            present: true,
+            layout: None,
+            view: None,
+        }
     }
 
     /// A tensor that is written.

@@ -10,7 +10,7 @@ use warpwright_ops::batch_norm::{
 };
 use warpwright_ops::{Direction, Operation};
 use warpwright_ptx::DType;
-use warpwright_runtime::{Tensor, TensorMut, TensorRef};
+use warpwright_runtime::Tensor;
 
 use crate::budget;
 use crate::case::{Bench, Case, CaseError, Placed, Scope, Subject, view, view_mut};
@@ -449,55 +449,48 @@ impl BatchNormSubject {
                 .then(|| bench.output("dresidual", norm.dtype, self.len(), self.lead()))
                 .transpose()?,
         };
-        let given = |x, y, dy, weight, statistics| BackwardInputs { x, y, dy, weight, statistics };
         if options.training {
             let mean = bench.input("mean", self.statistics_dtype(), &mean, 0)?;
             let rstd = bench.input("rstd", self.statistics_dtype(), &rstd, 0)?;
-            let desc = BatchNormBackwardDesc { norm, dresidual };
-            given(x, y, dy, weight, [mean, rstd]).launch(bench, &desc, &mut outputs, |tensors| {
-                let BackwardTensors { x, y, dy, weight, statistics: [mean, rstd], .. } = tensors;
-                let BackwardTensors { dx, dweight, dbias, dresidual, workspace, .. } = tensors;
-                BatchNormBackwardArgs {
-                    x,
-                    y,
-                    dy,
-                    weight,
-                    mean,
-                    rstd,
-                    dx,
-                    dweight,
-                    dbias,
-                    dresidual,
-                    workspace,
-                }
+            let plan = BatchNormBackwardDesc { norm, dresidual }.plan(bench.target())?;
+            bench.launch(|stream| {
+                let mut workspace = plan.workspace(stream)?;
+                let args = BatchNormBackwardArgs {
+                    x: x.view()?,
+                    y: view(&y)?,
+                    dy: dy.view()?,
+                    weight: view(&weight)?,
+                    mean: mean.view()?,
+                    rstd: rstd.view()?,
+                    dx: outputs.dx.view_mut()?,
+                    dweight: view_mut(&mut outputs.dweight)?,
+                    dbias: view_mut(&mut outputs.dbias)?,
+                    dresidual: view_mut(&mut outputs.dresidual)?,
+                    workspace: workspace.as_mut().map(Tensor::as_mut),
+                };
+                Ok(plan.launch(stream, args)?)
             })?;
         } else {
             let running_mean = self.parameter(bench, "running_mean", &p.running_mean)?;
             let running_var = self.parameter(bench, "running_var", &p.running_var)?;
-            let desc = BatchNormInferenceBackwardDesc { norm, dresidual };
-            given(x, y, dy, weight, [running_mean, running_var]).launch(
-                bench,
-                &desc,
-                &mut outputs,
-                |tensors| {
-                    let BackwardTensors { x, y, dy, weight, statistics, .. } = tensors;
-                    let BackwardTensors { dx, dweight, dbias, dresidual, workspace, .. } = tensors;
-                    let [running_mean, running_var] = statistics;
-                    BatchNormInferenceBackwardArgs {
-                        x,
-                        y,
-                        dy,
-                        weight,
-                        running_mean,
-                        running_var,
-                        dx,
-                        dweight,
-                        dbias,
-                        dresidual,
-                        workspace,
-                    }
-                },
-            )?;
+            let plan = BatchNormInferenceBackwardDesc { norm, dresidual }.plan(bench.target())?;
+            bench.launch(|stream| {
+                let mut workspace = plan.workspace(stream)?;
+                let args = BatchNormInferenceBackwardArgs {
+                    x: x.view()?,
+                    y: view(&y)?,
+                    dy: dy.view()?,
+                    weight: view(&weight)?,
+                    running_mean: running_mean.view()?,
+                    running_var: running_var.view()?,
+                    dx: outputs.dx.view_mut()?,
+                    dweight: view_mut(&mut outputs.dweight)?,
+                    dbias: view_mut(&mut outputs.dbias)?,
+                    dresidual: view_mut(&mut outputs.dresidual)?,
+                    workspace: workspace.as_mut().map(Tensor::as_mut),
+                };
+                Ok(plan.launch(stream, args)?)
+            })?;
         }
         self.compare_gradients(bench, &outputs, &want)
     }
@@ -540,59 +533,6 @@ struct Outputs {
     dweight: Option<Placed>,
     dbias: Option<Placed>,
     dresidual: Option<Placed>,
-}
-
-/// The tensors that a backward pass reads.
-struct BackwardInputs {
-    x: Placed,
-    y: Option<Placed>,
-    dy: Placed,
-    weight: Option<Placed>,
-    /// Of the batch, or the running ones.
-    statistics: [Placed; 2],
-}
-
-/// The tensors of its launch.
-struct BackwardTensors<'a> {
-    x: TensorRef<'a>,
-    y: Option<TensorRef<'a>>,
-    dy: TensorRef<'a>,
-    weight: Option<TensorRef<'a>>,
-    statistics: [TensorRef<'a>; 2],
-    dx: TensorMut<'a>,
-    dweight: Option<TensorMut<'a>>,
-    dbias: Option<TensorMut<'a>>,
-    dresidual: Option<TensorMut<'a>>,
-    workspace: Option<TensorMut<'a>>,
-}
-
-impl BackwardInputs {
-    fn launch<D: Operation>(
-        &self,
-        bench: &mut Bench<'_>,
-        desc: &D,
-        outputs: &mut Outputs,
-        args: impl FnOnce(BackwardTensors<'_>) -> D::Args<'_>,
-    ) -> Result<(), CaseError> {
-        let plan = desc.plan(bench.target())?;
-        let [first, second] = &self.statistics;
-        bench.launch(|stream| {
-            let mut workspace = plan.workspace(stream)?;
-            let tensors = BackwardTensors {
-                x: self.x.view()?,
-                y: view(&self.y)?,
-                dy: self.dy.view()?,
-                weight: view(&self.weight)?,
-                statistics: [first.view()?, second.view()?],
-                dx: outputs.dx.view_mut()?,
-                dweight: view_mut(&mut outputs.dweight)?,
-                dbias: view_mut(&mut outputs.dbias)?,
-                dresidual: view_mut(&mut outputs.dresidual)?,
-                workspace: workspace.as_mut().map(Tensor::as_mut),
-            };
-            Ok(plan.launch(stream, args(tensors))?)
-        })
-    }
 }
 
 impl Subject for BatchNormSubject {

@@ -45,9 +45,7 @@ impl Config {
             Self::Mma(layout) => layout,
         }
     }
-}
 
-impl Config {
     /// The specification of a kernel of that name and layout, whose argument `statistics` has the type of statistics.
     pub(super) fn spec(&self, name: String, dtype: DType, statistics: &'static str) -> KernelSpec {
         let layout = self.layout();

@@ -1,7 +1,7 @@
 //! Free functions: allocate the results, take the plan from a cache, launch.
 
 use warpwright_ptx::DType;
-use warpwright_runtime::{Stream, Tensor, TensorMut, TensorRef};
+use warpwright_runtime::{Stream, Tensor};
 
 use super::{
     BatchNorm, BatchNormArgs, BatchNormBackwardArgs, BatchNormBackwardDesc, BatchNormDesc,
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::Error;
 use crate::norm::{NormGradients, NormOutput};
-use crate::plan::{Operation, Plan, PlanCache};
+use crate::plan::PlanCache;
 
 /// Everything that a batch norm takes beside `x` and the running statistics; the default is that of PyTorch without weight and
 /// bias.
@@ -214,62 +214,14 @@ pub fn batch_norm_inference(
     Ok(NormOutput { y, z: None, mean: None, rstd: None })
 }
 
-/// The tensors and options that a backward pass takes.
-struct BackwardInputs<'a> {
-    x: &'a Tensor,
-    output: &'a NormOutput,
-    dy: &'a Tensor,
-    /// Of the batch, or the running ones.
-    statistics: [&'a Tensor; 2],
-    options: BatchNormOptions<'a>,
-}
-
-/// The tensors of its launch.
-struct BackwardTensors<'a> {
-    x: TensorRef<'a>,
-    y: Option<TensorRef<'a>>,
-    dy: TensorRef<'a>,
-    weight: Option<TensorRef<'a>>,
-    statistics: [TensorRef<'a>; 2],
-    dx: TensorMut<'a>,
-    dweight: Option<TensorMut<'a>>,
-    dbias: Option<TensorMut<'a>>,
-    dresidual: Option<TensorMut<'a>>,
-    workspace: Option<TensorMut<'a>>,
-}
-
-impl BackwardInputs<'_> {
-    /// Allocates the gradients of `norm` and launches `plan`.
-    fn launch<O: Operation>(
-        &self,
-        stream: &Stream,
-        norm: &BatchNorm,
-        plan: &Plan<O>,
-        args: impl FnOnce(BackwardTensors<'_>) -> O::Args<'_>,
-    ) -> Result<NormGradients, Error> {
-        let Self { x, output, dy, statistics, options } = self;
-        let mut out = NormGradients {
-            dx: empty_like(stream, x)?,
-            dweight: per_channel(stream, norm.parameter_dtype, norm, norm.weight)?,
-            dbias: per_channel(stream, norm.parameter_dtype, norm, norm.bias)?,
-            dresidual: options.dresidual().then(|| empty_like(stream, x)).transpose()?,
-        };
-        let mut workspace = plan.workspace(stream)?;
-        let tensors = BackwardTensors {
-            x: x.as_ref(),
-            y: options.relu.then(|| output.y.as_ref()),
-            dy: dy.as_ref(),
-            weight: options.weight.map(Tensor::as_ref),
-            statistics: statistics.map(Tensor::as_ref),
-            dx: out.dx.as_mut(),
-            dweight: out.dweight.as_mut().map(Tensor::as_mut),
-            dbias: out.dbias.as_mut().map(Tensor::as_mut),
-            dresidual: out.dresidual.as_mut().map(Tensor::as_mut),
-            workspace: workspace.as_mut().map(Tensor::as_mut),
-        };
-        plan.launch(stream, args(tensors))?;
-        Ok(out)
-    }
+/// Room for the gradients.
+fn gradients(stream: &Stream, x: &Tensor, norm: &BatchNorm, dresidual: bool) -> Result<NormGradients, Error> {
+    Ok(NormGradients {
+        dx: empty_like(stream, x)?,
+        dweight: per_channel(stream, norm.parameter_dtype, norm, norm.weight)?,
+        dbias: per_channel(stream, norm.parameter_dtype, norm, norm.bias)?,
+        dresidual: dresidual.then(|| empty_like(stream, x)).transpose()?,
+    })
 }
 
 /// The gradients of [`batch_norm`] from its `x`, `output` and options, and the gradient `dy` of `y`.
@@ -307,15 +259,27 @@ pub fn batch_norm_backward(
     options: BatchNormOptions<'_>,
 ) -> Result<NormGradients, Error> {
     static PLANS: PlanCache<BatchNormBackwardDesc> = PlanCache::new();
-    let statistics = [output.saved_mean(TRAINING)?, output.saved_rstd(TRAINING)?];
     let norm = options.norm(x, None);
-    let desc = BatchNormBackwardDesc { norm, dresidual: options.dresidual() };
-    let plan = PLANS.get(&desc, stream.device().target())?;
-    BackwardInputs { x, output, dy, statistics, options }.launch(stream, &norm, &plan, |tensors| {
-        let BackwardTensors { x, y, dy, weight, dx, dweight, dbias, dresidual, workspace, .. } = tensors;
-        let [mean, rstd] = tensors.statistics;
-        BatchNormBackwardArgs { x, y, dy, weight, mean, rstd, dx, dweight, dbias, dresidual, workspace }
-    })
+    let (mean, rstd) = (output.saved_mean(TRAINING)?, output.saved_rstd(TRAINING)?);
+    let dresidual = options.dresidual();
+    let plan = PLANS.get(&BatchNormBackwardDesc { norm, dresidual }, stream.device().target())?;
+    let mut out = gradients(stream, x, &norm, dresidual)?;
+    let mut workspace = plan.workspace(stream)?;
+    let args = BatchNormBackwardArgs {
+        x: x.as_ref(),
+        y: options.relu.then(|| output.y.as_ref()),
+        dy: dy.as_ref(),
+        weight: options.weight.map(Tensor::as_ref),
+        mean: mean.as_ref(),
+        rstd: rstd.as_ref(),
+        dx: out.dx.as_mut(),
+        dweight: out.dweight.as_mut().map(Tensor::as_mut),
+        dbias: out.dbias.as_mut().map(Tensor::as_mut),
+        dresidual: out.dresidual.as_mut().map(Tensor::as_mut),
+        workspace: workspace.as_mut().map(Tensor::as_mut),
+    };
+    plan.launch(stream, args)?;
+    Ok(out)
 }
 
 /// The gradients of [`batch_norm_inference`] from what it took and its `output`, and the gradient `dy` of `y`.
@@ -354,24 +318,23 @@ pub fn batch_norm_inference_backward(
 ) -> Result<NormGradients, Error> {
     static PLANS: PlanCache<BatchNormInferenceBackwardDesc> = PlanCache::new();
     let norm = options.norm(x, Some(running_mean.dtype()));
-    let desc = BatchNormInferenceBackwardDesc { norm, dresidual: options.dresidual() };
-    let plan = PLANS.get(&desc, stream.device().target())?;
-    let statistics = [running_mean, running_var];
-    BackwardInputs { x, output, dy, statistics, options }.launch(stream, &norm, &plan, |tensors| {
-        let BackwardTensors { x, y, dy, weight, dx, dweight, dbias, dresidual, workspace, .. } = tensors;
-        let [running_mean, running_var] = tensors.statistics;
-        BatchNormInferenceBackwardArgs {
-            x,
-            y,
-            dy,
-            weight,
-            running_mean,
-            running_var,
-            dx,
-            dweight,
-            dbias,
-            dresidual,
-            workspace,
-        }
-    })
+    let dresidual = options.dresidual();
+    let plan = PLANS.get(&BatchNormInferenceBackwardDesc { norm, dresidual }, stream.device().target())?;
+    let mut out = gradients(stream, x, &norm, dresidual)?;
+    let mut workspace = plan.workspace(stream)?;
+    let args = BatchNormInferenceBackwardArgs {
+        x: x.as_ref(),
+        y: options.relu.then(|| output.y.as_ref()),
+        dy: dy.as_ref(),
+        weight: options.weight.map(Tensor::as_ref),
+        running_mean: running_mean.as_ref(),
+        running_var: running_var.as_ref(),
+        dx: out.dx.as_mut(),
+        dweight: out.dweight.as_mut().map(Tensor::as_mut),
+        dbias: out.dbias.as_mut().map(Tensor::as_mut),
+        dresidual: out.dresidual.as_mut().map(Tensor::as_mut),
+        workspace: workspace.as_mut().map(Tensor::as_mut),
+    };
+    plan.launch(stream, args)?;
+    Ok(out)
 }

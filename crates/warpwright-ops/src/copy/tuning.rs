@@ -8,6 +8,10 @@ use warpwright_dsl::VECTOR_BYTES;
 
 /// Threads of a block.
 pub const THREADS: u32 = 256;
+/// Elements along a dimension that a narrow tile has.
+const FEW: usize = 8;
+/// Elements along the other dimension of such a tile.
+const MANY: u32 = 512;
 
 /// A tile that a block turns: so many elements along the dimension that the input goes on along, and along that of the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -21,11 +25,6 @@ pub struct Tile {
     /// Whether threads load and store two elements at a time.
     pub pairs: bool,
 }
-
-/// Elements along a dimension that a narrow tile has.
-const FEW: usize = 8;
-/// Elements along the other dimension of such a tile.
-const MANY: u32 = 512;
 
 /// The tile for elements of so many bytes, whose dimensions have these extents. `paired` says that every step is an even number of
 /// elements.

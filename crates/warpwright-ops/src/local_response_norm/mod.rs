@@ -259,15 +259,12 @@ impl Checked<'_> {
         args: kernel::LrnArgs,
         walk: Walk,
     ) -> Result<Option<LaunchStep>, PlanError> {
-        if self.total == 0 {
-            return plan::launch_over(OP, def, args, self.target, None);
-        }
         let blocks = self.desc.images.saturating_mul(self.tiles(walk) as usize);
         let runs = match walk {
             Walk::Sliding { channels } => (self.desc.channels as u32).div_ceil(channels),
             Walk::Single => 1,
         };
-        let grid = plan::cover(OP, blocks, 1)?.map(|[x, ..]| [x, runs, 1]);
+        let grid = plan::cover(OP, if self.total > 0 { blocks } else { 0 }, 1)?.map(|[x, ..]| [x, runs, 1]);
         plan::launch_over(OP, def, args, self.target, grid)
     }
 

@@ -11,6 +11,10 @@ use crate::plan::Layout;
 pub const THREADS: u32 = 256;
 /// Heads whose elements a thread has in flight together.
 pub const UNROLL: u32 = 4;
+/// Heads that a thread takes where there is enough work: so often are cosines and sines used that it has loaded.
+const MOST_HEADS: usize = 8;
+/// Threads of a multiprocessor.
+const RESIDENT: usize = 2048;
 
 /// How a kernel is laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -47,11 +51,6 @@ impl Config {
         whole && layouts.iter().all(of_vectors)
     }
 }
-
-/// Heads that a thread takes where there is enough work: so often are cosines and sines used that it has loaded.
-const MOST_HEADS: usize = 8;
-/// Threads of a multiprocessor.
-const RESIDENT: usize = 2048;
 
 /// Every layout for a pairing.
 pub fn all(dtype: DType) -> Vec<Config> {

@@ -14,6 +14,10 @@ use crate::attention::statistics_type;
 
 /// Lanes that share a slot.
 pub(in crate::attention) const LANES: u32 = 8;
+/// Bytes of a chunk.
+const CHUNK: u32 = 16;
+/// Loads of a thread that are in flight together.
+const BATCH: u32 = 8;
 
 /// How a block is laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -31,11 +35,6 @@ pub struct Simt {
     /// Whether both tiles of columns take turns in one place.
     pub shared_place: bool,
 }
-
-/// Bytes of a chunk.
-const CHUNK: u32 = 16;
-/// Loads of a thread that are in flight together.
-const BATCH: u32 = 8;
 
 impl Simt {
     /// Elements of shared memory, with `stationary` tiles of the block's rows.
