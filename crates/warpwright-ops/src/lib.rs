@@ -25,6 +25,7 @@
 //! | [`mod@cast`] | elements in another type | f32, f64, f16, bf16 |
 //! | [`mod@conv`] | convolutions over one to three dimensions, with bias and activation, and their gradients; channels first and last | f32, f64, f16, bf16 |
 //! | [`mod@causal_conv1d`] | causal depthwise convolution along time with 2 to 4 taps, its gradients, and steps | f32, f64, f16, bf16 |
+//! | [`mod@chunk_scan`] | the scan of Mamba 2 by products over chunks, and its gradients | f16, bf16 |
 //! | [`mod@selective_scan`] | the scan of selective state spaces, its gradients, and steps | f32, f64, f16, bf16 |
 //! | [`mod@copy`] | permute, cat, split | every type |
 //! | [`mod@elementwise`] | expressions of up to six tensors with broadcasting in one launch; dropout | f32, f64, f16, bf16, masks of u8 |
@@ -61,6 +62,7 @@ pub mod batch_norm;
 pub mod cast;
 pub mod catalogue;
 pub mod causal_conv1d;
+pub mod chunk_scan;
 pub mod conv;
 pub mod copy;
 pub mod cross_entropy;
@@ -111,6 +113,7 @@ pub(crate) const FAMILIES: &[&catalogue::Family] = &[
     &batch_norm::samples::FAMILY,
     &cast::samples::FAMILY,
     &causal_conv1d::samples::FAMILY,
+    &chunk_scan::samples::FAMILY,
     &selective_scan::samples::FAMILY,
     &quantize::samples::FAMILY,
     &quantize8::samples::FAMILY,

@@ -14,6 +14,7 @@ pub mod budget;
 mod case;
 mod cast;
 mod causal_conv1d;
+mod chunk_scan;
 mod conv;
 mod copy;
 mod cross_entropy;
@@ -92,6 +93,7 @@ const FAMILIES: &[fn(Scope) -> Vec<Case>] = &[
     batch_norm::cases,
     cast::cases,
     causal_conv1d::cases,
+    chunk_scan::cases,
     selective_scan::cases,
     quantize::cases,
     quantize8::cases,

@@ -482,7 +482,7 @@ impl ScanSubject {
 
 /// The comparison of sums over all positions, of which there may be few, and which may be much smaller than their terms: its norm is in
 /// units of that of the terms.
-fn by_terms(found: Comparison, want: &[Scaled]) -> Comparison {
+pub(crate) fn by_terms(found: Comparison, want: &[Scaled]) -> Comparison {
     let norm = |of: &dyn Fn(&Scaled) -> f64| -> f64 {
         want.iter().map(of).filter(|v| v.is_finite()).map(|v| v * v).sum::<f64>().sqrt()
     };

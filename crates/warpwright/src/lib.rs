@@ -31,6 +31,7 @@
 //! | [`mod@cast`] | `cast`: the elements of a tensor in another type | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@conv`] | `conv` over one to three dimensions with strides, padding, dilation, groups, bias and activation, and its gradients, channels first and last | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@causal_conv1d`] | `causal_conv1d`, forward and backward, and `causal_conv1d_update`: depthwise convolution along time with 2 to 4 taps, bias and silu; states, packed sequences; channels first and last | f32, f64, f16, bf16 | sm_75 and later |
+//! | [`mod@chunk_scan`] | `chunk_scan`, forward and backward: the scan of Mamba 2 by products on tensor cores over chunks of positions, with softplus of time steps, groups, heads of 1 to 128 elements and states of 1 to 256 numbers | f16, bf16 | sm_80 and later |
 //! | [`mod@selective_scan`] | `selective_scan`, forward and backward, and `selective_scan_update`: the scan of selective state spaces with a gate, softplus of time steps, groups, and states of 1 to 64 numbers; channels first and last | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`mod@copy`] | `permute`: dimensions in another order; `cat` and `split` along one | every type | sm_75 and later |
 //! | [`mod@elementwise`] | `map` and `map_into`: expressions of up to six tensors in one launch, with broadcasting and mixed types; `add`, `sub`, `mul`, `div`, `minimum`, `maximum`, `where_`, `lerp`, `addcmul` | f32, f64, f16, bf16, masks of u8 | sm_75 and later |
@@ -117,7 +118,7 @@
 //! # What is stable
 //!
 //! This crate alone is under semantic versioning. Its stable interface is what stands at its root, [`plan`](mod@plan), [`comm`], [`parallel`], and in the modules of the
-//! families ([`activation`], [`mod@attention`], [`mod@batch_norm`], [`mod@cast`], [`mod@causal_conv1d`], [`mod@conv`], [`mod@copy`], [`mod@cross_entropy`], [`mod@elementwise`], [`mod@embedding`], [`mod@matmul`], [`group_norm`](mod@group_norm), [`grouped_gemm`],
+//! families ([`activation`], [`mod@attention`], [`mod@batch_norm`], [`mod@cast`], [`mod@causal_conv1d`], [`mod@chunk_scan`], [`mod@conv`], [`mod@copy`], [`mod@cross_entropy`], [`mod@elementwise`], [`mod@embedding`], [`mod@matmul`], [`group_norm`](mod@group_norm), [`grouped_gemm`],
 //! [`kv_cache`], [`layer_norm`](mod@layer_norm), [`mod@linear_cross_entropy`], [`local_response_norm`](mod@local_response_norm), [`mod@matmul_4bit`], [`optimizer`], [`pool`](mod@pool), [`mod@quantize`], [`mod@quantize8`], [`mod@quantize_dynamic`], [`dynamic_map`],
 //! [`mod@recurrent`], [`reduce`], [`mod@resize`], [`mod@rotary`], [`scaled_gemm`], [`mod@selective_scan`], [`mod@softmax`]) the
 //! descriptors, arguments, options and free functions.
@@ -146,6 +147,7 @@ pub use warpwright_ops::batch_norm::{
 };
 pub use warpwright_ops::cast::{self, cast};
 pub use warpwright_ops::causal_conv1d::{self, causal_conv1d, causal_conv1d_backward, causal_conv1d_update};
+pub use warpwright_ops::chunk_scan::{self, chunk_scan, chunk_scan_backward};
 pub use warpwright_ops::conv::{self, conv, conv_backward};
 pub use warpwright_ops::copy::{self, cat, permute, split};
 pub use warpwright_ops::cross_entropy::{self, cross_entropy, cross_entropy_backward};

@@ -17,6 +17,7 @@ use std::marker::PhantomData;
 use warpwright_ptx::{DType, Inst, MatrixLayout, MatrixType, Mma, MmaShape, Operand, Rounding, Target};
 
 use crate::context::K;
+use crate::error::IssueKind;
 use crate::float::Float;
 use crate::flow::{Carry, RawReg, RawRegs};
 use crate::lanes::Lanes;
@@ -172,7 +173,7 @@ impl<Role> Carry<'_> for Fragment<'_, Role> {
 impl<'k, Role> Fragment<'k, Role> {
     fn new<T: Scalar>(k: K<'k>, atom: MmaAtom, regs: &[Reg<'k, T>], wanted: usize) -> Self {
         if regs.len() != wanted {
-            k.issue(crate::IssueKind::Shape { what: "a fragment", left: wanted, right: regs.len() });
+            k.issue(IssueKind::Shape { what: "a fragment", left: wanted, right: regs.len() });
         }
         let regs = regs.iter().map(|r| RawReg { id: r.id(), ty: T::REGISTER }).collect();
         Self { k, atom, regs, role: PhantomData }
@@ -280,6 +281,27 @@ impl<'k> Fragment<'k, MatrixA> {
     #[track_caller]
     pub fn a<T: Scalar>(k: K<'k>, atom: MmaAtom, regs: &[Reg<'k, T>]) -> Self {
         Self::new(k, atom, regs, atom.a_registers())
+    }
+
+    /// Each element times the weight of its column, rounded: of 16 columns a lane has four, `2 (lane % 4)`, the next one, and those eight
+    /// further on, whose weights these are. For 16-bit atoms.
+    #[track_caller]
+    pub fn times_columns(&self, weights: &Lanes<'k, f32>) -> Self {
+        let (k, dtype) = (self.k, self.atom.dtype());
+        if weights.len() != 4 || dtype.bytes() != 2 {
+            k.issue(IssueKind::Shape { what: "the weights of a fragment", left: 4, right: weights.len() });
+            return self.clone();
+        }
+        let word = |(i, word): (usize, U32<'k>)| {
+            // The two words of eight columns are those of two rows.
+            let weights = &weights.as_slice()[i / 2 * 2..][..2];
+            let [low, high] = widen(word, dtype);
+            (low * weights[0]).pack_with(high * weights[1], dtype)
+        };
+        k.on_behalf(|| {
+            let words: Vec<_> = self.words().into_iter().enumerate().map(word).collect();
+            Self::a(k, self.atom, &words)
+        })
     }
 
     /// Accumulators of 16 neighbouring columns, rounded to the elements of `atom`, as the A of a next product: what
@@ -396,7 +418,7 @@ impl<'k, A: Float> Accumulator<'k, A> {
             };
             return self.product(atom, shape, a.operands(), b.operands());
         }
-        self.k.issue(crate::IssueKind::Shape {
+        self.k.issue(IssueKind::Shape {
             what: "a product of different atoms",
             left: a.regs.len(),
             right: b.regs.len(),
@@ -487,7 +509,7 @@ impl<'k> K<'k> {
     #[track_caller]
     pub fn mma_atom(self, dtype: DType) -> MmaAtom {
         MmaAtom::on(dtype, self.target()).unwrap_or_else(|| {
-            self.issue(crate::IssueKind::Product { instruction: "mma", dtype });
+            self.issue(IssueKind::Product { instruction: "mma", dtype });
             MmaAtom::F16
         })
     }

@@ -10,6 +10,7 @@ use crate::lanes::Lanes;
 use crate::reg::{F32, Reg, U32};
 
 use super::mma::{Accumulator, Fragment, MatrixA, MatrixB, MmaAtom, Split, SplitSum};
+use super::shared::TileReader;
 
 /// Columns of an accumulator, and how many of them a lane holds.
 const BLOCK: usize = 8;
@@ -273,6 +274,21 @@ impl<'k, A: Float> RegTile<'k, A> {
 }
 
 impl<'k> RegTile<'k, f32> {
+    /// Adds the product of 16 rows of `a` and as many columns of `b` as the tile has, a multiple of 16, over `depth` of the common
+    /// dimension, a multiple of the atom's k. The whole warp is here.
+    #[track_caller]
+    pub fn mma_over(&mut self, depth: u32, a: &TileReader<'k, MatrixA>, b: &TileReader<'k, MatrixB>) {
+        let columns = self.rows.first().map_or(0, |row| row.len() / OF_LANE * BLOCK) as u32;
+        self.k.on_behalf(|| {
+            for depth in (0..depth).step_by(a.atom().k() as usize) {
+                let a = a.load(0, depth);
+                for column in (0..columns).step_by(2 * BLOCK) {
+                    self.mma(column, std::slice::from_ref(&a), &b.load_pair(column, depth));
+                }
+            }
+        });
+    }
+
     /// Accumulators of eight columns, `[slab][eight columns]`.
     fn accumulators(&self) -> Vec<Vec<Accumulator<'k, f32>>> {
         let blocks = self.rows.first().map_or(0, |row| row.len() / OF_LANE);

@@ -313,6 +313,11 @@ impl<Role> std::fmt::Debug for TileReader<'_, Role> {
 }
 
 impl<'k, Role> TileReader<'k, Role> {
+    /// The product that it reads for.
+    pub fn atom(&self) -> MmaAtom {
+        self.atom
+    }
+
     /// The same place `bytes` further on: in another stage of a pipeline, say. A multiple of 16.
     #[track_caller]
     pub fn moved(self, bytes: impl Source<'k, u32>) -> Self {

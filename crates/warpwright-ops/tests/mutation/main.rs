@@ -3,6 +3,7 @@
 mod attention;
 mod attention_blocks;
 mod causal_conv1d;
+mod chunk_scan;
 mod clusters;
 mod conv;
 mod cumsum;

@@ -19,6 +19,7 @@ use warpwright_ops::cast::CastDesc;
 use warpwright_ops::causal_conv1d::{
     CausalConv1d, CausalConv1dBackwardDesc, CausalConv1dDesc, CausalConv1dUpdateDesc,
 };
+use warpwright_ops::chunk_scan::{ChunkScan, ChunkScanBackwardDesc, ChunkScanDesc};
 use warpwright_ops::conv::{Axis, Conv, ConvBackwardDesc, ConvDesc};
 use warpwright_ops::copy::{CatDesc, PermuteDesc, SplitDesc};
 use warpwright_ops::cross_entropy::{CrossEntropyBackwardDesc, CrossEntropyDesc};
@@ -77,10 +78,11 @@ const ROW: usize = 4096;
 /// at a time, as the accumulators of tensor cores lie, reads the sums of the queries of a tile in pairs, and a word of each row of the bits of a mask. The indices of a vector of
 /// maxima are twice its bytes or more, which a thread writes and reads 16 at a time; neighbouring cells have windows in common. The
 /// positions of least elements of neighbouring columns are such a vector, too. Steps of a convolution read the taps of neighbouring
-/// channels, which lie one after the other, for a few elements of each, and steps of a scan the parameters of such channels. The seed of dropout has 64 bits and is the same for all lanes,
+/// channels, which lie one after the other, for a few elements of each, and steps of a scan the parameters of such channels. The time steps of neighbouring heads lie beside each other, and a
+/// state goes from and to the accumulators of tensor cores in 16 bytes of eight rows. The seed of dropout has 64 bits and is the same for all lanes,
 /// which counts once for each half of a warp, and so do the numbers of an optimizer's step. Lanes that rotate two groups of heads of a token read the same row of a table, and all that append a head to a cache of 8-bit floats its scale. Indices are
 /// sorted by a binary search and by scattering them. A search for the largest elements reads them once more where they are, and their gradients go there. Lanes that decode 4-bit weights read the scales of eight rows, of a few bytes each.
-const GATHERS: [&str; 48] = [
+const GATHERS: [&str; 50] = [
     "gather_rows forward",
     "scatter_rows forward",
     "topk forward",
@@ -102,6 +104,8 @@ const GATHERS: [&str; 48] = [
     "adaptive_avg_pool backward",
     "causal_conv1d_update forward",
     "selective_scan_update forward",
+    "chunk_scan forward",
+    "chunk_scan backward",
     "resize forward",
     "resize backward",
     "dropout forward",
@@ -236,6 +240,7 @@ fn every_primitive() -> Vec<(String, Counters)> {
     add(conversion.op(), "forward", count(&conversion));
     copies(&mut add);
     causal_conv1d(&mut add);
+    chunk_scan(&mut add);
     selective_scan(&mut add);
     for (format, scaling) in Format::ALL.into_iter().zip(SCALINGS) {
         let problem = Problem { format, scaling, dtype, rows: 16, cols: LEN / 16 };
@@ -668,6 +673,15 @@ fn causal_conv1d(add: &mut dyn FnMut(&str, &str, Counters)) {
     let (layout, batch, channels) = (Layout::ChannelsLast, 16, 1024);
     let step = CausalConv1dUpdateDesc { conv: CausalConv1d { layout, batch, channels, len: 1, ..whole } };
     add("causal_conv1d_update", "forward", count(&step.plan(TARGET).expect("plan")));
+}
+
+fn chunk_scan(add: &mut dyn FnMut(&str, &str, Counters)) {
+    let shape = ChunkScan::new(DType::BF16, [1, 128, 4, 64], [1, 64]);
+    let scan = ChunkScan { d: true, dt_bias: true, dt_softplus: true, ..shape };
+    let forward = ChunkScanDesc { scan, initial_state: false, last_state: false, training: true };
+    add("chunk_scan", "forward", count(&forward.plan(TARGET).expect("plan")));
+    let backward = ChunkScanBackwardDesc { forward }.plan(TARGET).expect("plan");
+    add("chunk_scan", "backward", count(&backward));
 }
 
 fn selective_scan(add: &mut dyn FnMut(&str, &str, Counters)) {

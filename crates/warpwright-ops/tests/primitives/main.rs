@@ -10,6 +10,7 @@ mod batch_norm;
 mod batch_norm_parts;
 mod cast;
 mod causal_conv1d;
+mod chunk_scan;
 mod conv;
 mod copy;
 mod counters;

@@ -63,6 +63,13 @@ fn keeps_weights(kernel: &str) -> bool {
     spread || in_cluster
 }
 
+/// Gradients of the scan of chunks that keep those of 256 numbers for rows of `B` and `C` in registers, 128 of them in every thread: 40 to 160 words
+/// of a head; and of heads of more than 64 elements with 128 numbers up to ten.
+fn keeps_rows(kernel: &str) -> bool {
+    let gradients = kernel.starts_with("chunk_scan_backward_") && !kernel.contains("_states_");
+    gradients && ["n256", "p128n128"].into_iter().any(|tiles| kernel.contains(tiles))
+}
+
 /// Products with 4-bit weights that load slices ahead of those that are multiplied: a word or two of nested scales or zero points, and up to
 /// eight words where 64 rows have their sums in registers.
 fn loads_weights_ahead(kernel: &str) -> bool {
@@ -178,7 +185,7 @@ fn assemble(ptxas: &PathBuf, kernel: &Source, index: usize) -> Result<bool, Stri
     }
     let clean = log.contains("0 bytes spill stores, 0 bytes spill loads");
     let ahead = loads_ahead(name) || loads_weights_ahead(name);
-    let may_spill = SPILLS.contains(&name.as_str()) || keeps_weights(name) || ahead;
+    let may_spill = SPILLS.contains(&name.as_str()) || keeps_weights(name) || keeps_rows(name) || ahead;
     if output.status.success() && (clean || may_spill) {
         return Ok(!clean);
     }
