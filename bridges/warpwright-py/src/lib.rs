@@ -22,7 +22,7 @@
 //! | `images` `softmax` `matmul` `node` | the families, each of which turns keywords into a descriptor in one place |
 //! | `attention` `batch` `cast` `cross_entropy` `grouped` `groups` `local_response` `ops` `quantize` `recurrent` `rows` `scaled` | |
 //! | `causal_conv` `cells` `conv` `cumsum` `elementwise` `embedding` `gather_scatter` `optimizer` `parameter` `pool` `reduce` `resize` `rotary` `tensor_map` `topk` | |
-//! | `kv_cache` `linear_cross_entropy` `matmul_4bit` | |
+//! | `kv_cache` `linear_cross_entropy` `matmul_4bit` `selective_scan` | |
 //! | `emulator` | `run` and `lint` |
 
 #![deny(unsafe_code)]
@@ -81,6 +81,7 @@ mod resize;
 mod rotary;
 mod rows;
 mod scaled;
+mod selective_scan;
 mod softmax;
 mod stable;
 mod tensor_map;
@@ -185,6 +186,8 @@ mod _native {
     use crate::scaled::{
         dequantize_dynamic, dequantize8, int8_matmul, quantize_dynamic, quantize8, scaled_matmul,
     };
+    #[pymodule_export]
+    use crate::selective_scan::{selective_scan, selective_scan_backward, selective_scan_update};
     #[pymodule_export]
     use crate::softmax::{log_softmax, log_softmax_backward, softmax, softmax_backward};
     #[pymodule_export]

@@ -530,6 +530,59 @@ def causal_conv1d_backward(
 def causal_conv1d_update(
     x: _A, states: _Array, weight: _Array, bias: _Array | None = None, **options: Unpack[_CausalConvOptions]
 ) -> _A: ...
+def selective_scan(
+    u: _Array,
+    delta: _Array,
+    A: _Array,
+    B: _Array,
+    C: _Array,
+    D: _Array | None = None,
+    z: _Array | None = None,
+    delta_bias: _Array | None = None,
+    delta_softplus: bool = False,
+    *,
+    initial_state: _Array | None = None,
+    last_state: bool = False,
+    training: bool = False,
+    channels_last: bool = False,
+    out: _Arrays | None = None,
+    stream: _Stream | None = None,
+) -> Any: ...
+def selective_scan_backward(
+    u: _A,
+    delta: _Array,
+    A: _Array,
+    B: _Array,
+    C: _Array,
+    states: _Array,
+    dy: _Array,
+    dlast_state: _Array | None = None,
+    *,
+    D: _Array | None = None,
+    z: _Array | None = None,
+    delta_bias: _Array | None = None,
+    delta_softplus: bool = False,
+    initial_state: _Array | None = None,
+    channels_last: bool = False,
+    out: _Arrays | None = None,
+    stream: _Stream | None = None,
+) -> tuple[_A, _Other, _Other, _Other, _Other, _Other | None, _Other | None, _Other | None, _Other | None]: ...
+def selective_scan_update(
+    u: _A,
+    delta: _Array,
+    A: _Array,
+    B: _Array,
+    C: _Array,
+    state: _Array,
+    D: _Array | None = None,
+    z: _Array | None = None,
+    delta_bias: _Array | None = None,
+    delta_softplus: bool = False,
+    *,
+    channels_last: bool = False,
+    out: _Array | None = None,
+    stream: _Stream | None = None,
+) -> _A: ...
 
 class _AttentionOptions(TypedDict, total=False):
     softmax_scale: float | None
