@@ -198,6 +198,31 @@ def test_transforms(torch_device):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_a_part_of_what_a_projection_makes(torch_device):
+    """Channels that are last beside others: the result has them last, as x would alone."""
+    whole, weight = torch.randn(2, 9, 12, device=torch_device), torch.randn(6, 3, device=torch_device)
+    found, dy = results(lambda whole, w: wt.causal_conv1d(whole.mT.chunk(2, 1)[1], w), [whole, weight])
+    exact, _ = results(lambda whole, w: theirs(whole.mT.chunk(2, 1)[1], w), [whole, weight], dy, torch.float64)
+    close(found, exact, torch.float32)
+    assert found[0].mT.is_contiguous()
+
+
+def test_update_of_longer_states(torch_device):
+    """The last positions of them are read, and all move on."""
+    x, weight, bias, _ = drawn(torch.float32, torch_device, 2, 5, 7, 3)
+    for longer in (3, 5):
+        states = torch.randn(2, 5, longer, device=torch_device)
+        kept, parts = states.clone(), []
+        y = theirs(x.double(), weight.double(), bias.double(), states[..., -2:].double(), activation="silu")
+        for begin, end in ((0, 1), (1, 3), (3, 7)):
+            step = x[..., begin] if end - begin == 1 else x[..., begin:end]
+            parts.append(wt.causal_conv1d_update(step, kept, weight, bias, "silu"))
+            assert parts[-1].shape == step.shape
+            parts[-1] = parts[-1].reshape(2, 5, -1)
+        close([torch.cat(parts, -1)], [y], torch.float32)
+        assert torch.equal(kept, torch.cat([states, x], -1)[..., -longer:])
+
+
 def test_autocast(torch_device):
     x, weight, bias, states = drawn(torch.float32, torch_device)
     with torch.autocast(torch_device, dtype=torch.bfloat16):
@@ -260,6 +285,9 @@ def test_what_updates_refuse(torch_device):
         ((x, states.double(), weight), ww.DtypeError, "conv_state"),
         ((x, torch.ones(2, 4, 4, device=torch_device)[..., ::2], weight), ww.LayoutError, "conv_state"),
         ((x, states, weight, None, "relu"), ww.ParameterError, "activation"),
+        ((x, torch.ones(2, 3, 4, device=torch_device), weight), ww.ShapeError, "conv_state"),
+        ((x, torch.ones(2, 4, 4, device=torch_device).double(), weight), ww.DtypeError, "conv_state"),
+        ((x, torch.ones(2, 4, 4, device=torch_device), weight, weight), ww.ShapeError, "bias"),
     ):
         with pytest.raises(error) as info:
             wt.causal_conv1d_update(*arguments)

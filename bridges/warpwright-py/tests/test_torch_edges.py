@@ -112,6 +112,7 @@ def operations(device):
         "conv2d": ((2, 3, 4, 5), lambda x: wt.conv2d(x, new(4, 3, 3, 2), new(4), activation="relu")),
         "conv_transpose1d": ((2, 3, 4), lambda x: wt.conv_transpose1d(x, new(3, 2, 3), new(2), stride=2)),
         "causal_conv1d": ((2, 4, 5), lambda x: wt.causal_conv1d(x, new(4, 3), new(4), activation="silu")),
+        "selective_scan": ((2, 4, 5), lambda x: wt.selective_scan(x, new(2, 4, 5), new(4, 3), new(2, 3, 5), new(2, 3, 5), new(4))),
         "max_pool2d": ((2, 3, 5, 4), lambda x: wt.max_pool2d(x, 3, 2, 1, ceil_mode=True)),
         "avg_pool1d": ((2, 3, 5), lambda x: wt.avg_pool1d(x, 2, ceil_mode=True)),
         "adaptive_max_pool2d": ((2, 3, 5, 4), lambda x: wt.adaptive_max_pool2d(x, (2, 3))),

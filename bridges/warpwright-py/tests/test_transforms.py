@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import warpwright.torch as wt  # noqa: E402
+from scans import selective_scan  # noqa: E402
 
 F = torch.nn.functional
 CELLS = ("lstm", "gru", "rnn")
@@ -114,6 +115,11 @@ ALL = {
         lambda *t: wt.causal_conv1d(*t, activation="silu"),
         lambda x, w, b: F.silu(F.conv1d(F.pad(x, (2, 0)), w[:, None], b, groups=4)),
         ((2, 4, 5), (4, 3), (4,)),
+    ),
+    "selective_scan": (
+        lambda u, s, a, b, c: wt.selective_scan(u, s, -a.exp(), b, c, delta_softplus=True),
+        lambda u, s, a, b, c: selective_scan(u, s, -a.exp(), b, c, None, None, None, None),
+        ((2, 4, 5), (2, 4, 5), (4, 3), (2, 3, 5), (2, 3, 5)),
     ),
     "max_pool2d": (lambda x: wt.max_pool2d(x, 3, 2, 1), lambda x: F.max_pool2d(x, 3, 2, 1), ((2, 3, 5, 4),)),
     "max_pool1d with indices": (

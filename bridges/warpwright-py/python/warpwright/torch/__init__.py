@@ -72,6 +72,7 @@ from ._reduce import mean, sum
 from ._resize import interpolate
 from ._rotary import apply_rotary_pos_emb, rotary_embedding
 from ._rows import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from ._selective_scan import selective_scan, selective_state_update
 from ._softmax import log_softmax, softmax
 from ._topk import TopK, topk
 
@@ -156,6 +157,8 @@ __all__ = [
     "scaled_dot_product_attention",
     "scaled_mm",
     "scatter_rows",
+    "selective_scan",
+    "selective_state_update",
     "sigmoid",
     "silu",
     "softmax",

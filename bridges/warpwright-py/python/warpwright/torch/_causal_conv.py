@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from .._errors import Error, refused, renamed
+from .._errors import DtypeError, Error, misshapen, refused, renamed
 from ._common import narrow
 from ._differentiable import Differentiable
 from ._images import expect_rank, memory_format
@@ -16,8 +16,8 @@ _ACTIVATIONS = {None: None, "silu": "silu", "swish": "silu"}
 
 
 def _lies_last(x: Tensor) -> bool:
-    """Whether x [N, C, L] has its channels last in memory."""
-    return not x.is_contiguous() and x.mT.is_contiguous()
+    """Whether x [N, C, L] has its channels last in memory, maybe beside others: a part of what a projection makes."""
+    return not x.is_contiguous() and x.stride(1) == 1
 
 
 def _new(like: Tensor, shape: Sequence[Any], channels_last: bool) -> Tensor:
@@ -153,6 +153,25 @@ _update_operator = Operator(
 ).register().without_gradient()
 
 
+def _update_longer(
+    op: str, x: Tensor, states: Tensor, weight: Tensor, bias: Optional[Tensor], activation: Optional[str]
+) -> Tensor:
+    """The same where states have more positions than are read."""
+    if states.shape[:2] != x.shape[:2]:
+        raise misshapen(op, "conv_state", states.shape, (*x.shape[:2], states.shape[2]))
+    if states.dtype != x.dtype:
+        got, expected = (str(t.dtype).split(".")[-1] for t in (states, x))
+        raise DtypeError(f"{op}: conv_state is {got}, expected {expected}", op=op, argument="conv_state", expected=expected, got=got)
+    before, length = weight.shape[1] - 1, x.shape[2]
+    whole = torch.cat([states, x], -1)
+    try:
+        y = _causal_conv1d(whole[..., states.shape[2] - before :], weight, bias, None, None, activation, False)
+    except Error as error:
+        raise renamed(error, op) from None
+    states.copy_(whole[..., length:])
+    return y[..., before:]
+
+
 def causal_conv1d_update(
     x: Tensor,
     conv_state: Tensor,
@@ -162,8 +181,8 @@ def causal_conv1d_update(
 ) -> Tensor:
     """`causal_conv1d` of the next positions behind states, which become the last positions, with the arguments of the package causal-conv1d.
 
-    x: [N, C], or [N, C, L]; conv_state: [N, C, width - 1], written in place; the rest as there. Has no gradient, and refuses tensors that
-    require one where gradients are recorded.
+    x: [N, C], or [N, C, L]; conv_state: [N, C, width - 1], written in place, or more positions than these, of which the last are read; the
+    rest as there. Has no gradient, and refuses tensors that require one where gradients are recorded.
     """
     op = "causal_conv1d_update"
     act = _activation(op, activation)
@@ -174,10 +193,14 @@ def causal_conv1d_update(
         raise RuntimeError(f"warpwright: {op} has no gradient: call it under torch.no_grad()")
     x, weight, bias = narrow(x, weight, bias)
     alone = x.dim() == 2
-    tensors = x.unsqueeze(-1) if alone else x, conv_state, weight, bias
+    x = x.unsqueeze(-1) if alone else x
+    if conv_state.dim() == 3 and weight.dim() == 2 and conv_state.shape[2] >= weight.shape[1]:
+        y = _update_longer(op, x, conv_state, weight, bias, act)
+        return y.squeeze(-1) if alone else y
+    tensors = x, conv_state, weight, bias
     function = _update if direct(*tensors) else _update_operator
     try:
-        y = function(*tensors, act, _lies_last(conv_state))
+        y = function(*tensors, act, not conv_state.is_contiguous() and conv_state.mT.is_contiguous())
     except Error as error:
         raise renamed(error, op, states="conv_state") from None
     return y.squeeze(-1) if alone else y
