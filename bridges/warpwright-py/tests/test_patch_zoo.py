@@ -119,6 +119,7 @@ def head(s: Size) -> int:
 
 
 GROUPED = {"num_key_value_heads": keys, "head_dim": head}
+JAMBA = {"mamba_d_state": 4, "mamba_dt_rank": 2, "num_experts": 2, "expert_layer_offset": 1, "experts_implementation": "eager"}
 MODELS: dict[str, tuple[str, Callable[[Size], Any]]] = {
     "bert": ("transformers", of_text("Bert")),
     "roberta": ("transformers", of_text("Roberta")),
@@ -133,6 +134,12 @@ MODELS: dict[str, tuple[str, Callable[[Size], Any]]] = {
     "qwen3": ("transformers", of_text("Qwen3", True, **GROUPED)),
     "gemma2": ("transformers", of_text("Gemma2", True, query_pre_attn_scalar=16, **GROUPED)),
     "phi3": ("transformers", of_text("Phi3", True, num_key_value_heads=keys, resid_pdrop=0.0, embd_pdrop=0.0)),
+    "mamba": ("transformers", of_text("Mamba", True, state_size=4, time_step_rank=2)),
+    "falcon-mamba": ("transformers", of_text("FalconMamba", True, state_size=4, time_step_rank=2)),
+    "jamba": (
+        "transformers",
+        of_text("Jamba", True, num_key_value_heads=keys, num_hidden_layers=2, attn_layer_period=2, attn_layer_offset=1, **JAMBA),
+    ),
     "t5": ("transformers", of_pair("T5")),
     "bart": ("transformers", of_pair("Bart")),
     "vit": ("transformers", of_images("ViT")),

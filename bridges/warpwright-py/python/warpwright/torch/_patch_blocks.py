@@ -17,11 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import _batch, _groups, _operators, _rows
+from . import _batch, _groups, _operators, _patch_scans, _rows
 from ._attention import attention_qkvpacked, scaled_dot_product_attention
 from ._patch_attention import of_parts, of_views
 from ._patch_modules import Replaced, Replacement, _unlike
 from ._patch_rules import attention_refusal, attention_rule
+from ._patch_scans import convolve, convolve_step, scan, scan_step  # noqa: F401
 from ._patch_sites import HELPERS, KIND_OF, Rewriter
 from ._registry import is_compiling
 from ._rotary import apply_rotary_pos_emb
@@ -330,6 +331,9 @@ def _resolved(module: Any, path: str) -> Any:
 
 def _pays(module: Any, kind: str, paths: Sequence[str]) -> bool:
     """Whether a place of a module is one operation, as the module is now."""
+    if kind in _patch_scans.HELPERS:
+        function = inspect.unwrap(type(module).forward).__globals__.get(paths[0])
+        return _patch_scans.is_one(kind, function)
     if kind in KIND_OF:
         return True
     if kind == "gate":

@@ -10,6 +10,8 @@
     q, k, v = qkv.unbind(0)                                    parts, for attend
     q, k = apply_rotary_pos_emb(q, k, cos, sin)                rotate
     create_causal_mask(..., position_ids=position_ids)         given
+    causal_conv1d_fn(x, weight), causal_conv1d_update(x, ..)   convolve, convolve_step
+    mamba_selective_scan(u, ..), .._state_update(state, ..)    scan, scan_step
 
 What follows a condition is taken into its branches where one ends with the first operation of a chain.
 
@@ -26,7 +28,22 @@ from typing import Any, List, Optional, Sequence, Tuple
 HELPERS = "_warpwright_blocks"
 _GATES = {f"{f}.{name}" for f in ("F", "nn.functional", "torch.nn.functional") for name in ("silu", "gelu")}
 # The kinds of sites that are not of kind "fused".
-KIND_OF = {"attend": "attention", "given": "attention_mask", "rotate": "rotary_embedding"}
+KIND_OF = {
+    "attend": "attention",
+    "given": "attention_mask",
+    "rotate": "rotary_embedding",
+    "convolve": "causal_conv1d",
+    "convolve_step": "causal_conv1d",
+    "scan": "selective_scan",
+    "scan_step": "selective_scan",
+}
+# Functions along time, as modules of transformers call them, with the number of arguments that have no name.
+_ALONG_TIME = {
+    "causal_conv1d_fn": ("convolve", 1),
+    "causal_conv1d_update": ("convolve_step", 2),
+    "mamba_selective_scan": ("scan", 5),
+    "mamba_selective_state_update": ("scan_step", 6),
+}
 # The function that rotates queries and keys by tables of all positions, as modules of transformers call it.
 _ROTATION = {"apply_rotary_pos_emb", "self.rotary_fn"}
 _MASKS = {"create_causal_mask", "create_sliding_window_causal_mask", "mask_function"}
@@ -390,6 +407,11 @@ class Rewriter(ast.NodeTransformer):
             self._site("rotate")
             arguments = (ast.Name("self", ast.Load()), node.func, *node.args)
             return ast.copy_location(self._helper("rotate", *arguments, keywords=node.keywords), node)
+        helper, least = _ALONG_TIME.get(ast.unparse(node.func), ("", 0))
+        if KIND_OF.get(helper) in self.kinds and len(node.args) >= least and not any(isinstance(a, ast.Starred) for a in node.args):
+            self._site(helper, node.func)
+            arguments = (ast.Name("self", ast.Load()), node.func, *node.args)
+            return ast.copy_location(self._helper(helper, *arguments, keywords=node.keywords), node)
         return node
 
     @staticmethod
