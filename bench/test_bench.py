@@ -84,6 +84,8 @@ def test_bytes_are_those_of_the_operation():
     assert case.bytes == 2 * (images + 2 * 4 * 13 * 12) and case.operations == 0
     case = suites.Case("causal_conv1d", "", (2, 4, 9), "bf16", "backward", (("width", 4),))
     assert case.bytes == 2 * 3 * 2 * 4 * 9
+    case = suites.Case("selective_scan", "", (2, 4, 9), "bf16", "both", (("state_size", 4),))
+    assert case.bytes == 2 * (4 + 7) * 2 * 4 * 9
     case = suites.Case("cross_entropy", "", (4, 8), "f32", "both")
     assert case.bytes == 32 * 4 * 3
     case = suites.Case("rotary_embedding", "", (2, 8, 4, 16), "bf16", "forward", (("kv_heads", 1),))
@@ -154,6 +156,34 @@ def test_ours_are_the_functions_of_their_references():
         problem.theirs(*problem.inputs)
         checked.add(case.op)
     assert checked == set(glue.PROBLEMS)
+
+
+def test_scans_are_those_of_their_references():
+    """In both orders and directions, on small tensors in the emulator."""
+    torch = pytest.importorskip("torch")
+    ww = pytest.importorskip("warpwright")
+    wt = pytest.importorskip("warpwright.torch")
+    from comparison import scans
+
+    seen = set()
+    for case in suites.load(HERE / "suites.toml", ["selective_scan"]):
+        small = dataclasses.replace(case, shape=(2, 4, 7), dtype="f32")
+        problem = scans.PROBLEMS[case.op](small, torch.randn)
+        if case.direction == "forward":
+            ours = problem.ours(ww)
+            found, dy = [ours(out=ours())], None
+            assert found[0].mT.is_contiguous() == bool(case.option("channels_last"))
+        else:
+            leaves = [x.detach().requires_grad_() for x in problem.inputs]
+            y = problem.ours_recorded(wt)(*leaves)
+            dy = torch.randn_like(y)
+            found = torch.autograd.grad(y, leaves, dy)
+        expected = problem.reference(dy)
+        assert len(found) == len(expected)
+        for a, b in zip(found, expected):
+            assert float((a.double() - b).norm()) <= 2e-6 * float(b.norm())
+        seen.add((case.direction, case.option("channels_last")))
+    assert len(seen) == 4
 
 
 def test_a_part_of_the_cases():

@@ -17,6 +17,7 @@ from .norms import PROBLEMS as NORMS
 from .norms import ProblemBench
 from .products import PROBLEMS as PRODUCTS
 from .recurrent import PROBLEMS as RECURRENT
+from .scans import PROBLEMS as SCANS
 from .suites import GATED, GROUP, Case
 
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -67,7 +68,7 @@ def bench(case: Case, seed: int = 0) -> Any:
     def draw(shape: tuple[int, ...], dtype: torch.dtype = DTYPES[case.dtype]) -> torch.Tensor:
         return torch.randn(shape, generator=random, device="cuda", dtype=dtype)
 
-    problem = (NORMS | PRODUCTS | RECURRENT | CONVOLUTIONS | IMAGES | GLUE).get(case.op)
+    problem = (NORMS | PRODUCTS | RECURRENT | CONVOLUTIONS | IMAGES | GLUE | SCANS).get(case.op)
     return ProblemBench(case, draw, problem) if problem else Bench(case, draw)
 
 

@@ -29,6 +29,7 @@ TRAFFIC = {
     "dropout_add": (3, 3),
     "geglu": (3, 5),
     "geglu_tanh": (3, 5),
+    "selective_scan": (4, 7),
     "sum": (1, 1),
     "swiglu": (3, 5),
 }

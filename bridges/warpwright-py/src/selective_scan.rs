@@ -93,7 +93,7 @@ impl<'py> Started<'py> {
         Ok(Self { call, u, delta, a, b, c, d, z, delta_bias, scan })
     }
 
-    /// What kernels read, in the order of their arguments.
+    /// The arrays that kernels read, in the order of their arguments.
     fn inputs(&self) -> [Option<&Array<'py>>; 8] {
         let Self { u, delta, a, b, c, d, z, delta_bias, .. } = self;
         [Some(u), Some(delta), Some(a), Some(b), Some(c), d.as_ref(), z.as_ref(), delta_bias.as_ref()]
