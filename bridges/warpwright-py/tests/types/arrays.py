@@ -62,11 +62,17 @@ def layers(x: F32, weight: F32, t: torch.Tensor) -> None:
     z, mean, rstd = ww.layer_norm(x, x.shape[-1], weight, statistics=True)
     h = ww.gru_cell(t, t, [t, t])
     ww.adamw_step([t], [t], [t], [t], t, t, betas=(0.9, 0.95), weight_decay=0.1)
+    du, ddelta, dA, *_ = ww.selective_scan_backward(t, t, t, t, t, t, t, delta_softplus=True)
+    assert_type(du, torch.Tensor)
+    assert_type(ww.selective_scan_update(t, t, t, t, t, t, channels_last=True), torch.Tensor)
+    print(ddelta, dA)
     print(lse, y.shape, h_n, c_n, z, mean, rstd, h.shape)
 
     ww.matmul(x)  # type: ignore
     ww.conv(x, weight, strides=2)  # type: ignore
     ww.attention(t, t)  # type: ignore
+    ww.selective_scan(t, t, t, t)  # type: ignore
+    ww.selective_scan_backward(t, t, t, t, t, t)  # type: ignore
     ww.attention(t, t, t, causal="yes")  # type: ignore
     ww.adamw_step(t, t, t, t)  # type: ignore
 

@@ -39,7 +39,9 @@ def functions(x: Tensor, ids: Tensor) -> None:
     y, h_n, c_n = wt.lstm(x, [[x, x, x, x]])
     assert_type(h_n, Tensor)
     assert_type(wt.scaled_dot_product_attention(o, y, c_n, is_causal=True), Tensor)
-    print(indices)
+    assert_type(wt.selective_state_update(x, x, x, x, x, x, dt_softplus=True), Tensor)
+    scanned, state = wt.selective_scan(x, x, x, x, x, return_last_state=True, initial_state=x)
+    print(indices, scanned, state)
 
     wt.leaky_relu(x, "0.2")  # type: ignore
     wt.linear(x)  # type: ignore
@@ -47,6 +49,8 @@ def functions(x: Tensor, ids: Tensor) -> None:
     wt.cross_entropy(x, ids, label_smoothing="0.1")  # type: ignore
     wt.cumsum(x, dim="rows")  # type: ignore
     wt.topk(x, largest=True)  # type: ignore
+    wt.selective_scan(x, x, x, x)  # type: ignore
+    wt.selective_state_update(x, x, x, x, x, x, softplus=True)  # type: ignore
     wt.gelu(x)  # type: ignore
 
 
