@@ -292,5 +292,7 @@ def test_what_updates_refuse(torch_device):
         with pytest.raises(error) as info:
             wt.causal_conv1d_update(*arguments)
         assert (info.value.op, info.value.argument) == ("causal_conv1d_update", argument)
+    with pytest.raises(ww.DtypeError, match="conv_state is f64, expected f32"):
+        wt.causal_conv1d_update(x, torch.ones(2, 4, 4, device=torch_device).double(), weight)
     with pytest.raises(ww.ShapeError, match=r"conv_state has shape \[2, 4, 1\], expected \[2, 4, 2\]"):
         wt.causal_conv1d_update(x, states[..., :1].contiguous(), weight)

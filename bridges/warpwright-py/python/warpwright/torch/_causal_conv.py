@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from .._errors import DtypeError, Error, misshapen, refused, renamed
-from ._common import narrow
+from .._errors import Error, misshapen, refused, renamed
+from ._common import expect_dtype, narrow
 from ._differentiable import Differentiable
 from ._images import expect_rank, memory_format
 from ._registry import Operator, direct, refuse_tangents
@@ -159,9 +159,7 @@ def _update_longer(
     """The same where states have more positions than are read."""
     if states.shape[:2] != x.shape[:2]:
         raise misshapen(op, "conv_state", states.shape, (*x.shape[:2], states.shape[2]))
-    if states.dtype != x.dtype:
-        got, expected = (str(t.dtype).split(".")[-1] for t in (states, x))
-        raise DtypeError(f"{op}: conv_state is {got}, expected {expected}", op=op, argument="conv_state", expected=expected, got=got)
+    expect_dtype(op, "conv_state", states, x.dtype)
     before, length = weight.shape[1] - 1, x.shape[2]
     whole = torch.cat([states, x], -1)
     try:
@@ -200,7 +198,9 @@ def causal_conv1d_update(
     tensors = x, conv_state, weight, bias
     function = _update if direct(*tensors) else _update_operator
     try:
-        y = function(*tensors, act, not conv_state.is_contiguous() and conv_state.mT.is_contiguous())
+        # States are written where they are.
+        last = not conv_state.is_contiguous() and conv_state.mT.is_contiguous()
+        y = function(*tensors, act, last)
     except Error as error:
         raise renamed(error, op, states="conv_state") from None
     return y.squeeze(-1) if alone else y

@@ -5,6 +5,17 @@ from typing import Any, Optional, Tuple
 import torch
 from torch import Tensor
 
+from .._errors import DtypeError
+
+_NAMES = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16"}
+
+
+def expect_dtype(op: str, argument: str, x: Tensor, dtype: torch.dtype) -> None:
+    """Refuses a tensor of another type than `dtype`, as native functions do."""
+    if x.dtype != dtype:
+        expected, got = (_NAMES.get(t, str(t).replace("torch.", "")) for t in (dtype, x.dtype))
+        raise DtypeError(f"{op}: {argument} is {got}, expected {expected}", op=op, argument=argument, expected=expected, got=got)
+
 
 def _casts(kind: str) -> bool:
     """Whether autocast is on for a kind of device; tensors without memory have none."""

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from .._errors import DtypeError, Error, ShapeError, misshapen, refused, renamed
+from .._errors import Error, ShapeError, misshapen, refused, renamed
 from . import _operators
-from ._common import narrow
+from ._common import expect_dtype, narrow
 from ._differentiable import Differentiable
 from ._images import (
     FORMATS,
@@ -25,7 +25,6 @@ from ._registry import Operator
 
 Numbers = Union[int, Sequence[int]]
 
-_NAMES = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16"}
 # What a convolution is fused with where nothing is recorded, and followed by otherwise.
 _ACTIVATIONS = {name: getattr(_operators, name) for name in ("gelu_erf", "gelu_tanh", "silu", "sigmoid", "tanh")}
 
@@ -376,10 +375,7 @@ def _transposed_convolution(dims: int) -> Callable[..., Tensor]:
 
 
 def _expect_bias(op: str, bias: Tensor, dtype: torch.dtype, filters: Any) -> None:
-    if bias.dtype != dtype:
-        expected, got = (_NAMES.get(t, str(t).replace("torch.", "")) for t in (dtype, bias.dtype))
-        message = f"{op}: bias is {got}, expected {expected}"
-        raise DtypeError(message, op=op, argument="bias", expected=expected, got=got)
+    expect_dtype(op, "bias", bias, dtype)
     if tuple(bias.shape) != (filters,):
         raise misshapen(op, "bias", bias.shape, (filters,))
 
