@@ -15,7 +15,7 @@ def selective_scan(u, delta, A, B, C, D=None, z=None, delta_bias=None, initial_s
     h = u.new_zeros(*u.shape[:2], A.shape[1]) if initial_state is None else initial_state
     found = []
     for t in range(u.shape[2]):
-        h = torch.exp(step[..., t, None] * A) * h + (step * u)[..., t, None] * B[..., t]
+        h = torch.exp(step[..., t, None] * A) * h + (step[..., t] * u[..., t])[..., None] * B[..., t]
         found.append((h * C[..., t]).sum(-1))
     y = torch.stack(found, -1)
     y = y if D is None else y + D[:, None] * u
