@@ -37,7 +37,7 @@ fn run(instruction: &str, n: u32) -> Result<(), Fault> {
 #[test]
 fn an_instruction_that_cannot_run_is_named_when_it_is_reached() {
     for (instruction, name) in [
-        ("tcgen05.wait::ld.sync.aligned", "tcgen05.wait::ld.sync.aligned"),
+        ("clusterlaunchcontrol.frobnicate", "clusterlaunchcontrol.frobnicate"),
         ("vadd.s32.s32.s32 %r1, %r2, %r3", "vadd.s32.s32.s32"),
         ("frobnicate.b32 %r1, %r1", "frobnicate.b32"),
         ("add.sideways.u32 %r1, %r1, 1", "add.sideways.u32"),

@@ -110,7 +110,9 @@ fn files_have_the_findings_that_they_announce() {
 #[test]
 fn forms_of_the_round_trip_are_legal() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/filetests/roundtrip");
-    for (name, least) in [("tensor", 160), ("asynchronous", 300), ("cluster", 110), ("scalar", 200)] {
+    for (name, least) in
+        [("tensor", 160), ("tcgen05", 40), ("asynchronous", 300), ("cluster", 110), ("scalar", 200)]
+    {
         let text = std::fs::read_to_string(folder.join(format!("{name}.ptx"))).expect("a text file");
         let parsed = text::parse(&text);
         assert!(parsed.diagnostics.is_empty(), "{name}: {:?}", parsed.diagnostics);
@@ -124,6 +126,38 @@ fn forms_of_the_round_trip_are_legal() {
         let foreign = findings.iter().any(|e| e.rule == Rule::Target3);
         assert_eq!(foreign, name == "tensor", "{name}: only wgmma is of another target");
     }
+}
+
+#[test]
+fn tensor_memory_is_used_as_its_instructions_say() {
+    let text = r".version 8.6
+.target sm_100a
+.address_size 64
+.visible .entry k()
+{
+    .reg .pred %p<1>;
+    .reg .b32 %r<4>;
+    .reg .b64 %rd<2>;
+    .shared .align 16 .b8 s[64];
+    mov.b32 %r0, s; mov.b64 %rd0, 0; setp.eq.b32 %p0, %r0, 0;
+    tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r0], 48; // error[V-TYPE-10]: powers of two of 32 to 512 columns, not 48
+    tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r0], 1024; // error[V-TYPE-10]: not 1024
+    tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r0, 16; // error[V-TYPE-10]: not 16
+    tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r1}, [%r0]; // error[V-TYPE-7]: the result
+    tcgen05.st.sync.aligned.16x256b.x1.b32 [%r0], {%r0, %r0}; // error[V-TYPE-7]: the stored vector
+    tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r1}, [%rd0]; // error[V-TYPE-2]: the address in tensor memory
+    tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r1}, [s]; // error[V-TYPE-3]: the address in tensor memory
+    tcgen05.cp.cta_group::1.64x128b [%r0], %rd0; // error[V-TYPE-1]: there is no
+    tcgen05.mma.cta_group::1.kind::f16 [%r0], %rd0, %r0, %r0, %p0; // error[V-TYPE-2]: the second operand
+    tcgen05.mma.cta_group::1.kind::f8f6f4 [%r0], %rd0, %rd0, %r0, %p0, 2; // error[V-TYPE-1]: there is no
+    tcgen05.mma.cta_group::2.kind::f16 [%r0], %rd0, %rd0, %r0, {%r0, %r0, %r0, %r0}, %p0; // error[V-TYPE-1]: there is no
+    @%p0 tcgen05.wait::ld.sync.aligned;
+    ret;
+}
+";
+    let found: Vec<Finding> = found(text).into_iter().filter(|f| f.severity == "error").collect();
+    let wrong = unmatched(expected(text), found);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 /// Rules that a parsed module cannot break: the parser reads no values, and reports unknown names and doubles itself.

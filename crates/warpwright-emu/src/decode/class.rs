@@ -1,6 +1,6 @@
 //! Classes of instructions, for counters.
 
-use warpwright_ptx::{BinaryOp, Inst, ScalarType, UnaryOp};
+use warpwright_ptx::{BinaryOp, Inst, ScalarType, Tcgen05, UnaryOp};
 
 use crate::counters::Class;
 
@@ -77,6 +77,13 @@ pub(crate) fn class_of(inst: &Inst) -> Class {
         | Inst::TensormapReplace { .. } => Class::Memory,
         Inst::AtomVector { .. } | Inst::BulkReduce(_) | Inst::RedAsync { .. } => Class::Atomic,
         Inst::MovMatrix { .. } => Class::Warp,
+        Inst::Tcgen05(t) => match &**t {
+            Tcgen05::Mma(_) => Class::Matrix,
+            Tcgen05::Load { .. } | Tcgen05::Store { .. } | Tcgen05::Copy { .. } | Tcgen05::Shift { .. } => {
+                Class::Memory
+            }
+            _ => Class::Sync,
+        },
         Inst::Mma(_) | Inst::Wgmma(_) | Inst::Wmma(_) => Class::Matrix,
         Inst::WgmmaFence
         | Inst::WgmmaCommit

@@ -7,6 +7,7 @@ mod asynchronous;
 mod opaque;
 mod operand;
 mod operator;
+mod tcgen05;
 mod tensor;
 mod video;
 mod visit;
@@ -16,6 +17,7 @@ pub use asynchronous::*;
 pub use opaque::*;
 pub use operand::*;
 pub use operator::*;
+pub use tcgen05::*;
 pub use tensor::*;
 pub use video::*;
 pub use visit::Role;
@@ -273,6 +275,8 @@ pub enum Inst {
     WgmmaCommit,
     /// `wgmma.wait_group.sync.aligned pending`
     WgmmaWait { pending: u32 },
+    /// `tcgen05...`
+    Tcgen05(Box<Tcgen05>),
     /// `setmaxnreg.{inc|dec}.sync.aligned.u32 count`
     SetMaxNreg { increase: bool, count: u32 },
 

@@ -4,8 +4,8 @@ use super::operand::{Reg, SymbolId};
 use crate::types::spelled;
 
 spelled! {
-    /// Opcodes of PTX that have no typed form here: textures and surfaces, scalar video arithmetic, multimem and the
-    /// fifth generation of tensor cores.
+    /// Opcodes of PTX that have no typed form here: textures and surfaces, scalar video arithmetic, multimem, and what
+    /// the fifth generation of tensor cores has besides [`Tcgen05`](super::Tcgen05).
     pub enum Foreign {
         ClusterLaunchControl = "clusterlaunchcontrol", Istypep = "istypep", Multimem = "multimem",
         Suld = "suld", Suq = "suq", Sured = "sured", Sust = "sust", Tex = "tex", Tld4 = "tld4", Txq = "txq",

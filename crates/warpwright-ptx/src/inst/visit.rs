@@ -189,6 +189,34 @@ macro_rules! visit_body {
                 if let Accumulate::If(p) = $($r)+ m.accumulate { $f(Role::Use, p); }
                 for d in $($r)+ m.d { $f(Role::Def, d); }
             }
+            Inst::Tcgen05(t) => match $($r)+ **t {
+                Tcgen05::Alloc { addr, columns, .. } => { addr!(addr); opnd!(columns); }
+                Tcgen05::Dealloc { memory, columns, .. } => { opnd!(memory); opnd!(columns); }
+                Tcgen05::Load { dsts, memory, .. } => {
+                    addr!(memory);
+                    for d in dsts { $f(Role::Def, d); }
+                }
+                Tcgen05::Store { memory, srcs, .. } => {
+                    addr!(memory);
+                    for s in srcs { opnd!(s); }
+                }
+                Tcgen05::Commit { addr, multicast, .. } => { addr!(addr); optional!(multicast); }
+                Tcgen05::Copy { memory, descriptor, .. } => { addr!(memory); opnd!(descriptor); }
+                Tcgen05::Shift { memory, .. } => { addr!(memory); }
+                Tcgen05::Mma(m) => {
+                    addr!(m.d);
+                    match $($r)+ m.a {
+                        Tcgen05Source::Descriptor(a) => { opnd!(a); }
+                        Tcgen05Source::Memory(a) => { addr!(a); }
+                    }
+                    opnd!($($r)+ m.b);
+                    opnd!($($r)+ m.descriptor);
+                    if let Some(scales) = $($r)+ m.scales { addr!(scales.a); addr!(scales.b); }
+                    for o in $($r)+ m.disabled { opnd!(o); }
+                    $f(Role::Use, $($r)+ m.accumulate);
+                }
+                Tcgen05::Relinquish { .. } | Tcgen05::Wait { .. } | Tcgen05::Fence { .. } => {}
+            },
             Inst::CpAsync { dst, src, limit, policy, .. } => {
                 addr!(dst); addr!(src);
                 match limit {

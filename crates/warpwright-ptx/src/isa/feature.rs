@@ -2,14 +2,14 @@
 
 use super::memory;
 use super::set::{Misfit, Requirement, TypeSet};
-use super::{tensor, wmma, wmma_tile};
+use super::{tcgen05, tensor, wmma, wmma_tile};
 use crate::inst::*;
 use crate::types::{L2Prefetch, Ordering, ScalarType, Scope, Semantics, StateSpace};
 
 /// Targets with `setmaxnreg` and `tensormap.replace`.
 const SPECIFIC_90: &[u32] = &[90, 100, 101, 103, 110, 120, 121];
 /// Targets with the tensor-memory features of sm_100.
-const SPECIFIC_100: &[u32] = &[100, 101, 103, 110];
+const SPECIFIC_100: &[u32] = tcgen05::TARGETS;
 
 const fn since(major: u16, minor: u16, sm: u32) -> Requirement {
     Requirement::new(major, minor, sm)
@@ -30,6 +30,7 @@ pub(super) fn feature(inst: &Inst) -> Result<Requirement, Misfit> {
         Inst::StMatrix { tiles, .. } => tensor::matrix_tiles(*tiles, true)?,
         Inst::MovMatrix { .. } => since(7, 8, 75),
         Inst::Wgmma(m) => tensor::wgmma(m)?,
+        Inst::Tcgen05(t) => tcgen05::tcgen05(t)?,
         Inst::WmmaLoad { tile, .. } | Inst::WmmaStore { tile, .. } => wmma_tile(tile)?,
         Inst::Wmma(m) => wmma(m)?,
         Inst::WgmmaFence | Inst::WgmmaCommit | Inst::WgmmaWait { .. } => tensor::WGMMA_NEEDS,
@@ -187,7 +188,7 @@ fn tensor_copy(c: &TensorCopy) -> Requirement {
 /// Requirement of an opcode without a typed form.
 const fn foreign(opcode: Foreign) -> Requirement {
     match opcode {
-        Foreign::Tcgen05 => Requirement::only(8, 6, SPECIFIC_100),
+        Foreign::Tcgen05 => tcgen05::NEEDS,
         Foreign::ClusterLaunchControl => since(8, 6, 100),
         Foreign::Multimem => since(8, 1, 90),
         _ => Requirement::BASE,

@@ -11,6 +11,7 @@ mod feature;
 mod memory;
 mod set;
 mod target;
+mod tcgen05;
 mod tensor;
 mod wmma;
 

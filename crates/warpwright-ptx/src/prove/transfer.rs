@@ -569,6 +569,7 @@ fn spelling(inst: &Inst) -> &'static str {
         Inst::StMatrix { .. } => "stmatrix",
         Inst::WmmaLoad { .. } | Inst::WmmaStore { .. } | Inst::Wmma(_) => "wmma",
         Inst::Wgmma(_) | Inst::WgmmaFence | Inst::WgmmaCommit | Inst::WgmmaWait { .. } => "wgmma",
+        Inst::Tcgen05(_) => "tcgen05",
         Inst::CpAsync { .. } | Inst::CpAsyncCommit | Inst::CpAsyncWait { .. } => "cp.async",
         Inst::BulkCopy(_) | Inst::BulkReduce(_) | Inst::TensorCopy(_) => "a bulk copy",
         Inst::ClusterBarrier { .. } => "a barrier of a cluster",

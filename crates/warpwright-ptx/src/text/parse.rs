@@ -17,6 +17,7 @@ mod opaque;
 mod opcode;
 mod operands;
 mod rest;
+mod tcgen05;
 mod tensor;
 mod variables;
 mod warp;

@@ -245,6 +245,8 @@ pub enum Breach {
     ConvertedValues { values: usize, ty: ScalarType },
     #[error("{fragment} has {registers} registers where {needed} are needed")]
     FragmentRegisters { fragment: &'static str, registers: usize, needed: usize },
+    #[error("tensor memory is allocated in powers of two of 32 to 512 columns, not {columns}")]
+    TensorColumns { columns: i64 },
     #[error("as many results as operands are needed")]
     VectorResults,
     #[error("{coordinates} coordinates of a tensor of {dims} dimensions, {needed} are needed")]

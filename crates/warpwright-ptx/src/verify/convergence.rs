@@ -183,6 +183,18 @@ fn waits(cx: &Checker<'_>, facts: &Facts, inst: &Inst) -> Option<Wait> {
         Inst::ClusterBarrier { aligned, .. } => {
             return Some(if *aligned { Wait::Barrier } else { Wait::SomeLanes });
         }
+        Inst::Tcgen05(t)
+            if !matches!(
+                **t,
+                Tcgen05::Mma(_)
+                    | Tcgen05::Copy { .. }
+                    | Tcgen05::Shift { .. }
+                    | Tcgen05::Commit { .. }
+                    | Tcgen05::Fence { .. }
+            ) =>
+        {
+            return Some(Wait::Aligned);
+        }
         Inst::Mma(_)
         | Inst::LdMatrix { .. }
         | Inst::StMatrix { .. }

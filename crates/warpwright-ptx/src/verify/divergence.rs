@@ -258,6 +258,7 @@ impl<'a> Divergence<'a> {
             | Inst::Opaque(_)
             | Inst::Mma(_)
             | Inst::Wgmma(_)
+            | Inst::Tcgen05(_)
             | Inst::Wmma(_)
             | Inst::WmmaLoad { .. }
             | Inst::LdMatrix { .. }

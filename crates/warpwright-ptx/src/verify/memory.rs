@@ -121,6 +121,11 @@ fn accesses(inst: &Inst, mut f: impl FnMut(Access)) {
         }
         Inst::LdMatrix { space, addr, .. } => one(*space, addr, ROW, Accesses::Matrix),
         Inst::StMatrix { space, addr, .. } => one(*space, addr, ROW, Accesses::Matrix),
+        Inst::Tcgen05(t) => match &**t {
+            Tcgen05::Alloc { space, addr, .. } => one(*space, addr, 4, Accesses::Matrix),
+            Tcgen05::Commit { space, addr, .. } => one(*space, addr, BARRIER, Accesses::RemoteBarrier),
+            _ => {}
+        },
         Inst::WmmaLoad { tile, .. } => one(tile.space, &tile.addr, element(tile), Accesses::Load),
         Inst::WmmaStore { tile, .. } => one(tile.space, &tile.addr, element(tile), Accesses::Store),
         Inst::CpAsync { dst, src, bytes, .. } => {

@@ -1,6 +1,7 @@
 //! V-TYPE: operators, types, modifiers and operands fit together.
 
 mod asynchronous;
+mod tcgen05;
 mod tensor;
 
 use super::{Breach, Checker, Rule};
@@ -434,6 +435,7 @@ fn operands(cx: &mut Checker<'_>, inst: &Inst) {
             result(cx, dst, B32);
         }
         Inst::Wgmma(ref m) => tensor::wgmma(cx, m),
+        Inst::Tcgen05(ref t) => tcgen05::tcgen05(cx, t),
         Inst::WmmaLoad { ref tile, ref dsts } => tensor::wmma_load(cx, tile, dsts),
         Inst::WmmaStore { ref tile, ref srcs } => tensor::wmma_store(cx, tile, srcs),
         Inst::Wmma(ref m) => tensor::wmma(cx, m),

@@ -163,6 +163,102 @@ fn tensor() -> Vec<Inst> {
     all
 }
 
+/// Loads and stores of every shape, also with numbers of pieces that there are not.
+fn tensor_memory() -> Vec<Tcgen05> {
+    let mut all = Vec::new();
+    for (shape, packed) in Tcgen05Shape::ALL.iter().flat_map(|s| [false, true].map(|p| (*s, p))) {
+        for count in [1, 2, 4, 8, 16, 32, 64, 128] {
+            let access = Tcgen05Access { shape, count, packed, split: 0 };
+            let access =
+                if shape == Tcgen05Shape::L16B32X2 { Tcgen05Access { split: 8, ..access } } else { access };
+            let registers = access.registers().min(128);
+            let memory = Address::reg(register(B32, 7), 4);
+            let dsts = fragment(MatrixType::F32, registers);
+            let srcs = sources(MatrixType::F32, registers);
+            all.extend([Tcgen05::Load { access, dsts, memory }, Tcgen05::Store { access, memory, srcs }]);
+        }
+    }
+    all
+}
+
+/// Products of every kind, with every operand and modifier that some kind has.
+fn tensor_products() -> Vec<Tcgen05> {
+    let memory = |n| Address::reg(register(B32, n), 0);
+    let mut all = Vec::new();
+    for (kind, pair) in Tcgen05Kind::ALL.iter().flat_map(|k| [false, true].map(|p| (*k, p))) {
+        let plain = Tcgen05Mma {
+            pair,
+            kind,
+            scales: None,
+            shift: false,
+            collector: None,
+            d: memory(0),
+            a: Tcgen05Source::Descriptor(operand(B64, 1)),
+            b: operand(B64, 2),
+            descriptor: operand(B32, 1),
+            disabled: Vec::new(),
+            accumulate: register(Pred, 1),
+            scale_d: None,
+        };
+        let sizes = [
+            None,
+            Some(Tcgen05ScaleSize::Vector(ScaleVector::X1)),
+            Some(Tcgen05ScaleSize::Vector(ScaleVector::X2)),
+            Some(Tcgen05ScaleSize::Vector(ScaleVector::X4)),
+            Some(Tcgen05ScaleSize::Block(Tcgen05Block::B16)),
+            Some(Tcgen05ScaleSize::Block(Tcgen05Block::B32)),
+        ];
+        if kind.is_scaled() {
+            let scales = |size| Some(Tcgen05Scales { size, a: memory(3), b: memory(4) });
+            all.extend(sizes.map(|size| Tcgen05Mma { scales: scales(size), ..plain.clone() }));
+            continue;
+        }
+        let in_memory = Tcgen05Mma { a: Tcgen05Source::Memory(memory(2)), ..plain.clone() };
+        for collector in Tcgen05Collector::ALL.iter().copied().map(Some) {
+            all.push(Tcgen05Mma { collector, ..plain.clone() });
+            all.push(Tcgen05Mma { collector, shift: true, ..in_memory.clone() });
+        }
+        for masks in [4, 8] {
+            all.push(Tcgen05Mma { disabled: sources(MatrixType::F32, masks), ..plain.clone() });
+        }
+        all.push(Tcgen05Mma { scale_d: Some(3), ..plain.clone() });
+        all.push(Tcgen05Mma { shift: true, ..in_memory.clone() });
+        all.extend([plain, in_memory]);
+    }
+    all.into_iter().map(Tcgen05::Mma).collect()
+}
+
+fn tcgen05() -> Vec<Inst> {
+    let memory = Address::reg(register(B32, 7), 0);
+    let shared = Address::reg(register(B32, 6), 0);
+    let mut all = [tensor_memory(), tensor_products()].concat();
+    for pair in [false, true] {
+        all.extend([
+            Tcgen05::Alloc { pair, space: StateSpace::Shared, addr: shared, columns: Operand::int(64) },
+            Tcgen05::Alloc { pair, space: StateSpace::Generic, addr: at(1), columns: operand(B32, 1) },
+            Tcgen05::Dealloc { pair, memory: operand(B32, 7), columns: Operand::int(512) },
+            Tcgen05::Relinquish { pair },
+            Tcgen05::Shift { pair, memory },
+        ]);
+        let generic = Tcgen05::Commit { pair, space: StateSpace::Generic, addr: at(1), multicast: None };
+        all.push(generic);
+        for multicast in [None, Some(operand(B16, 1))] {
+            all.push(Tcgen05::Commit { pair, space: StateSpace::SharedCluster, addr: shared, multicast });
+        }
+        for shape in Tcgen05CopyShape::ALL {
+            for multicast in std::iter::once(None).chain(Tcgen05Multicast::ALL.iter().copied().map(Some)) {
+                for packed in [None, Some(Tcgen05Packed::B6), Some(Tcgen05Packed::B4)] {
+                    let descriptor = operand(B64, 2);
+                    all.push(Tcgen05::Copy { pair, shape: *shape, multicast, packed, memory, descriptor });
+                }
+            }
+        }
+    }
+    all.extend([false, true].map(|stores| Tcgen05::Wait { stores }));
+    all.extend([false, true].map(|after| Tcgen05::Fence { after }));
+    all.into_iter().map(|t| Inst::Tcgen05(Box::new(t))).collect()
+}
+
 /// Every combination of shape, types and layouts of `wmma`.
 pub(crate) fn every_wmma() -> Vec<Inst> {
     use MatrixType::{B1, BF16, F16, F32, F64, S4, S8, S32, TF32, U4, U8};
@@ -655,7 +751,7 @@ pub(crate) fn arithmetic() -> Vec<Inst> {
 
 /// Instructions of every family; the table has some of them and refuses the others.
 pub(crate) fn candidates() -> Vec<Inst> {
-    [tensor(), copies(), barriers(), stores(), clusters(), scalar()].concat()
+    [tensor(), tcgen05(), copies(), barriers(), stores(), clusters(), scalar()].concat()
 }
 
 /// One instruction of every form that the table has.

@@ -188,6 +188,10 @@ fn undocumented(inst: &Inst) -> bool {
             mods.rounding != Some(Rounding::Rn)
         }
         Inst::Cvt { to: F32 | F64, from: BF16, mods, .. } => mods.rounding.is_some(),
+        // The manual has a scale of D for the kinds f16 and tf32.
+        Inst::Tcgen05(t) => {
+            matches!(&**t, Tcgen05::Mma(m) if m.kind == Tcgen05Kind::I8 && m.scale_d.is_some())
+        }
         // The manual has these from PTX 8.6 and sm_90 on.
         Inst::Fence { semantics: FenceSemantics::Acquire | FenceSemantics::Release, .. } => true,
         _ => false,

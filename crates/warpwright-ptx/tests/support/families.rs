@@ -149,6 +149,77 @@ impl<F: FnMut() -> u64> Choices<F> {
         }
     }
 
+    fn tensor_memory(&mut self, f: &Function) -> Address {
+        Address::reg(self.reg(f), self.offset())
+    }
+
+    fn tcgen05_mma(&mut self, f: &Function) -> Tcgen05Mma {
+        let kind = self.pick(Tcgen05Kind::ALL);
+        let sizes = [
+            None,
+            Some(Tcgen05ScaleSize::Vector(self.pick(ScaleVector::ALL))),
+            Some(Tcgen05ScaleSize::Block(self.pick(Tcgen05Block::ALL))),
+        ];
+        let scales =
+            Tcgen05Scales { size: self.pick(&sizes), a: self.tensor_memory(f), b: self.tensor_memory(f) };
+        let a = if self.flag() {
+            Tcgen05Source::Memory(self.tensor_memory(f))
+        } else {
+            Tcgen05Source::Descriptor(self.operand(f))
+        };
+        Tcgen05Mma {
+            pair: self.flag(),
+            kind,
+            scales: kind.is_scaled().then_some(scales),
+            shift: self.flag(),
+            collector: self.maybe(|c| c.pick(Tcgen05Collector::ALL)),
+            d: self.tensor_memory(f),
+            a,
+            b: self.operand(f),
+            descriptor: self.operand(f),
+            disabled: if self.flag() { self.fragment(f) } else { Vec::new() },
+            accumulate: self.reg(f),
+            scale_d: self.maybe(|c| c.below(16) as u8),
+        }
+    }
+
+    fn tcgen05(&mut self, f: &Function) -> Inst {
+        let shape = self.pick(Tcgen05Shape::ALL);
+        let split = if shape == Tcgen05Shape::L16B32X2 { self.u32() } else { 0 };
+        let access = Tcgen05Access { shape, count: self.pick(&[1, 2, 64, 128]), packed: self.flag(), split };
+        let pair = self.flag();
+        Inst::Tcgen05(Box::new(match self.below(11) {
+            0 => Tcgen05::Alloc {
+                pair,
+                space: self.pick(&[StateSpace::Generic, StateSpace::Shared]),
+                addr: self.plain_address(f),
+                columns: self.operand(f),
+            },
+            1 => Tcgen05::Dealloc { pair, memory: self.operand(f), columns: self.operand(f) },
+            2 => Tcgen05::Relinquish { pair },
+            3 => Tcgen05::Load { access, dsts: self.registers(f), memory: self.tensor_memory(f) },
+            4 => Tcgen05::Store { access, memory: self.tensor_memory(f), srcs: self.fragment(f) },
+            5 => Tcgen05::Wait { stores: pair },
+            6 => Tcgen05::Fence { after: pair },
+            7 => Tcgen05::Commit {
+                pair,
+                space: self.pick(&[StateSpace::Generic, StateSpace::SharedCluster]),
+                addr: self.plain_address(f),
+                multicast: self.maybe(|c| c.operand(f)),
+            },
+            8 => Tcgen05::Copy {
+                pair,
+                shape: self.pick(Tcgen05CopyShape::ALL),
+                multicast: self.maybe(|c| c.pick(Tcgen05Multicast::ALL)),
+                packed: self.maybe(|c| c.pick(Tcgen05Packed::ALL)),
+                memory: self.tensor_memory(f),
+                descriptor: self.operand(f),
+            },
+            9 => Tcgen05::Shift { pair, memory: self.tensor_memory(f) },
+            _ => Tcgen05::Mma(self.tcgen05_mma(f)),
+        }))
+    }
+
     fn tensor(&mut self, f: &Function) -> Inst {
         let tiles = MatrixTiles {
             shape: self.pick(MatrixShape::ALL),
@@ -157,7 +228,8 @@ impl<F: FnMut() -> u64> Choices<F> {
             element: self.pick(MatrixElement::ALL),
         };
         let space = self.pick(&[StateSpace::Generic, StateSpace::Shared]);
-        match self.below(10) {
+        match self.below(11) {
+            10 => self.tcgen05(f),
             9 => self.wmma(f),
             0 | 1 => self.mma(f),
             2 | 3 => self.wgmma(f),

@@ -68,6 +68,7 @@ impl<'a> Parser<'a> {
             "movmatrix" => self.move_matrix(head, modifiers),
             "wgmma" => self.wgmma(head, modifiers),
             "wmma" => self.wmma(head, modifiers),
+            "tcgen05" => self.tcgen05(head, modifiers),
             "setmaxnreg" => self.set_max_registers(head, modifiers),
             "cp" => self.copy(head, modifiers),
             "mbarrier" => self.mbarrier(head, modifiers),

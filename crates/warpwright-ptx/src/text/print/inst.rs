@@ -1,6 +1,7 @@
 //! Instructions and operands as text.
 
 mod asynchronous;
+mod tcgen05;
 mod tensor;
 
 use super::Body;
@@ -290,6 +291,7 @@ impl Body<'_> {
             Inst::WgmmaWait { pending } => {
                 self.out.push(format_args!("wgmma.wait_group.sync.aligned {pending}"));
             }
+            Inst::Tcgen05(ref t) => self.tcgen05(t),
             Inst::CpAsync { .. }
             | Inst::CpAsyncCommit
             | Inst::CpAsyncWait { .. }

@@ -20,7 +20,7 @@ const fn factor(ty: MatrixType) -> ScalarType {
     if matches!(ty, MatrixType::F64) { F64 } else { U32 }
 }
 
-fn count(cx: &mut Checker<'_>, fragment: &'static str, registers: usize, needed: usize) {
+pub(super) fn count(cx: &mut Checker<'_>, fragment: &'static str, registers: usize, needed: usize) {
     if registers != needed {
         cx.report(Rule::Type7, Breach::FragmentRegisters { fragment, registers, needed });
     }
