@@ -8,6 +8,7 @@ use crate::memory::POISON;
 use crate::sanitize::racecheck::Shadow;
 use crate::sanitize::synccheck::Barriers;
 use crate::space::SHARED_BASE;
+use crate::tensor_memory::TensorMemory;
 
 /// Shared memory: words from address 0 of the window, of which the first [`SHARED_BASE`] bytes belong to nobody.
 #[derive(Debug)]
@@ -24,6 +25,8 @@ pub(crate) struct SharedMemory {
     pub(crate) cells: Cells,
     /// Where mbarriers are.
     pub(crate) mbarriers: BTreeSet<u64>,
+    /// The block's tensor memory.
+    pub(crate) tensor: TensorMemory,
 }
 
 impl SharedMemory {
@@ -42,6 +45,7 @@ impl SharedMemory {
             races: Shadow::shared_at(base, end),
             cells: Cells::default(),
             mbarriers: BTreeSet::new(),
+            tensor: TensorMemory::default(),
         }
     }
 
@@ -53,6 +57,7 @@ impl SharedMemory {
         }
         self.cells.clear();
         self.mbarriers.clear();
+        self.tensor.reset();
     }
 
     /// Copies bytes out; bounds were checked by the caller.

@@ -276,7 +276,7 @@ impl Resolve for Shared<'_> {
                 Some((name + &owner, offset))
             }
             Space::Local => named(&self.entry.code.local_names, address),
-            Space::Param | Space::Const | Space::Generic => None,
+            Space::Param | Space::Const | Space::Generic | Space::Tensor => None,
         }
     }
 }

@@ -71,6 +71,7 @@ pub mod sanitize;
 mod schedule;
 mod slots;
 mod space;
+mod tensor_memory;
 pub mod testing;
 mod warp;
 

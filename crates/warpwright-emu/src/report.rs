@@ -78,12 +78,15 @@ pub enum Space {
     Const,
     /// A generic address that belongs to no space.
     Generic,
+    /// Tensor memory; the address has the lane in its upper and the column in its lower half.
+    Tensor,
 }
 
 impl Space {
     /// The PTX spelling without the dot.
     pub const fn name(self) -> &'static str {
         match self {
+            Self::Tensor => "tensor",
             Self::Global => "global",
             Self::Shared => "shared",
             Self::Local => "local",

@@ -261,6 +261,7 @@ impl<'a> Worker<'a> {
                 let round = run_block(cx);
                 if cx.block.live_warps == 0 {
                     cx.check_warpgroups(warps);
+                    cx.check_tensor_memory();
                     progress = true;
                     continue;
                 }

@@ -3,6 +3,7 @@
 use warpwright_ptx::{AtomOp, BulkOp, Ordering, ScalarType, StateSpace, TensormapField};
 
 use super::layout::Slot;
+use super::tensor::LaneOp;
 
 /// The memories of which the asynchronous proxy learns apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -185,6 +186,7 @@ pub(crate) enum Asynchronous {
     },
     FenceProxy(&'static [Proxied]),
     FenceInit,
+    TensorCore(LaneOp),
     /// Nothing to do here: a fence of a proxy that is not told apart from the generic one, or a prefetch.
     FenceOther,
 }

@@ -4,6 +4,7 @@ use warpwright_ptx::{BitProduct, Rounding, StateSpace};
 
 use super::layout::Slot;
 use super::rows::{LANES, Registers};
+use super::tensor::WarpOp;
 
 /// Type of the elements of A or B.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -217,6 +218,8 @@ pub(crate) enum MatrixOp {
     WgmmaCommit,
     /// Until at most this many groups are pending.
     WgmmaWait(u32),
+    /// Of tensor memory.
+    Tensor(WarpOp),
 }
 
 impl MatrixOp {

@@ -13,6 +13,7 @@ pub(crate) mod matrix;
 pub(crate) mod memory;
 pub(crate) mod op;
 pub(crate) mod rows;
+pub(crate) mod tensor;
 
 use std::collections::HashMap;
 

@@ -486,6 +486,7 @@ impl Decoder<'_> {
             | Inst::WgmmaFence
             | Inst::WgmmaCommit
             | Inst::WgmmaWait { .. } => self.matrix(inst),
+            Inst::Tcgen05(t) => self.tcgen05(t),
             Inst::WmmaLoad { .. } | Inst::WmmaStore { .. } | Inst::Wmma(_) => self.wmma(inst),
             Inst::ClusterBarrier { .. }
             | Inst::Mapa { .. }

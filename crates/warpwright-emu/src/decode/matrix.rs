@@ -7,7 +7,7 @@ use warpwright_ptx::{
     Reg, Role, Rounding, ScalarType, Wgmma, WgmmaSource,
 };
 
-use super::{Decoder, Result, defined, index};
+use super::{Decoder, Result, defined, index, tensor};
 use crate::code::collective::CollectiveKind;
 use crate::code::matrix::{
     self, Accumulator, Element, Major, MatrixOp, MmaBits, MmaF64, Product, Rows, Source, Tiles, Touch,
@@ -15,7 +15,7 @@ use crate::code::matrix::{
 use crate::code::op::Op;
 use crate::code::rows::{R1, R2};
 
-/// The registers that `wgmma` instructions use as D or A, and those that moves copy from them, by slots in which their
+/// The registers that `wgmma` instructions use as D or A, those that `tcgen05.ld` writes, and those that moves copy from them, by slots in which their
 /// state is kept.
 #[derive(Debug, Default)]
 pub(super) struct Registers {
@@ -27,6 +27,7 @@ impl Registers {
         let mut found = Self::default();
         let all = || function.blocks.iter().flat_map(|b| &b.instructions);
         for instruction in all() {
+            tensor::loaded(&instruction.inst).iter().for_each(|r| found.add(*r));
             let Inst::Wgmma(w) = &instruction.inst else { continue };
             w.d.iter().for_each(|r| found.add(*r));
             if let WgmmaSource::Registers(a) = &w.a {
@@ -56,7 +57,7 @@ impl Registers {
         self.slots.entry(r).or_insert(next);
     }
 
-    fn slots(&self, registers: impl IntoIterator<Item = Reg>) -> Vec<u32> {
+    pub(super) fn slots(&self, registers: impl IntoIterator<Item = Reg>) -> Vec<u32> {
         registers.into_iter().filter_map(|r| self.slots.get(&r).copied()).collect()
     }
 }

@@ -17,6 +17,7 @@ mod operand;
 mod passing;
 mod registers;
 mod rows;
+mod tensor;
 mod wmma;
 
 use std::collections::HashSet;
@@ -74,7 +75,7 @@ struct Decoder<'a> {
     place: Place,
     /// Class of the next emitted instruction, taken by the first one.
     class: Option<Class>,
-    /// Registers that `wgmma` uses.
+    /// Registers that are used or written after the instruction.
     wgmma: matrix::Registers,
 }
 

@@ -112,4 +112,17 @@ pub(crate) trait Ends {
 
     /// Whether the asynchronous proxy knows of a generic write to a memory when a lane starts an operation.
     fn is_fenced(&self, memory: Proxied, warp: u32, lane: u32, write: Generic) -> bool;
+
+    /// Whether a lane may count on an access of another lane to tensor memory having been performed: fences stand on both
+    /// sides of what orders them.
+    fn knows_tensor(&self, warp: u32, lane: u32, other: Generic) -> bool;
+
+    /// Whether a lane may count on an operation on tensor memory having ended.
+    fn knows_tensor_end(&self, warp: u32, lane: u32, operation: u32) -> bool;
+
+    /// What [`knows_tensor`](Self::knows_tensor) asks, without the lane's own fence.
+    fn has_tensor(&self, warp: u32, lane: u32, other: Generic) -> bool;
+
+    /// What [`knows_tensor_end`](Self::knows_tensor_end) asks, without the lane's own fence.
+    fn has_tensor_end(&self, warp: u32, lane: u32, operation: u32) -> bool;
 }

@@ -75,6 +75,37 @@ pub struct View {
     ended: Vec<u32>,
     /// Generic accesses that a proxy fence has made known to the asynchronous proxy, of each [`Proxied`] memory.
     fenced: [Vec<Known>; 2],
+    tensor: TensorKnown,
+}
+
+/// What `tcgen05.fence::before_thread_sync` and `tcgen05.commit` have made known of tensor memory. It is usable after
+/// `tcgen05.fence::after_thread_sync`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TensorKnown {
+    /// Accesses, by warp.
+    accesses: Vec<Known>,
+    /// Asynchronous operations that have ended, ascending.
+    ended: Vec<u32>,
+}
+
+impl TensorKnown {
+    pub(crate) fn merge(&mut self, other: &Self) {
+        merge_known(&mut self.accesses, &other.accesses);
+        for id in &other.ended {
+            if let Err(at) = self.ended.binary_search(id) {
+                self.ended.insert(at, *id);
+            }
+        }
+    }
+
+    /// Whether some of the lanes of a warp are known up to `tick`.
+    pub(crate) fn knows(&self, warp: u32, lanes: u32, tick: u32) -> bool {
+        self.accesses.get(warp as usize).is_some_and(|known| known.missing(lanes, tick) != lanes)
+    }
+
+    pub(crate) fn knows_end(&self, operation: u32) -> bool {
+        self.ended.binary_search(&operation).is_ok()
+    }
 }
 
 /// Adds what `theirs` knows of each warp.
@@ -101,6 +132,7 @@ impl View {
             && self.remote.is_empty()
             && self.ended.is_empty()
             && self.fenced.iter().all(Vec::is_empty)
+            && self.tensor == TensorKnown::default()
     }
 
     /// Adds operations whose end is known.
@@ -120,6 +152,23 @@ impl View {
     /// Forgets operations of which nobody will ask again.
     pub(crate) fn retain_ended(&mut self, wanted: &dyn Fn(u32) -> bool) {
         self.ended.retain(|id| wanted(*id));
+        self.tensor.ended.retain(|id| wanted(id << 1));
+    }
+
+    /// Makes accesses of lanes to tensor memory known, and operations on it that have ended.
+    pub(crate) fn add_tensor(&mut self, warp: u32, lanes: u32, tick: u32, ended: &[u32]) {
+        add_known(&mut self.tensor.accesses, warp, lanes, tick);
+        self.tensor.merge(&TensorKnown { accesses: Vec::new(), ended: ended.to_vec() });
+    }
+
+    /// What is known of tensor memory.
+    pub(crate) fn tensor(&self) -> &TensorKnown {
+        &self.tensor
+    }
+
+    /// Knowledge of tensor memory, and nothing else: what relaxed synchronisation hands on.
+    pub(crate) fn only_tensor(&self) -> Self {
+        Self { tensor: self.tensor.clone(), ..Self::default() }
     }
 
     /// Makes everything that is known of the block's own accesses and of those of the cluster known to the
@@ -165,6 +214,7 @@ impl View {
             self.add_remote(acquired);
         }
         self.add_ended(&other.ended);
+        self.tensor.merge(&other.tensor);
     }
 
     fn add_remote(&mut self, acquired: &Acquired) {

@@ -34,7 +34,7 @@ impl Context<'_> {
             }
             Space::Const => Some(read_image(&self.shared.constants, at, bytes)),
             Space::Param => Some(read_image(self.shared.params, at, bytes)),
-            Space::Generic => None,
+            Space::Generic | Space::Tensor => None,
         }
     }
 

@@ -181,7 +181,7 @@ impl Context<'_> {
     }
 
     /// The blocks that a mask names; `own` without one.
-    fn ranks(&self, warp: &Warp, lane: usize, mask: Option<Slot>, own: u32) -> Vec<u32> {
+    pub(super) fn ranks(&self, warp: &Warp, lane: usize, mask: Option<Slot>, own: u32) -> Vec<u32> {
         let Some(mask) = mask else { return vec![own] };
         let mask = lane_value(&warp.regs, mask, lane);
         (0..self.shared.shape.size().min(16)).filter(|rank| mask >> rank & 1 == 1).collect()

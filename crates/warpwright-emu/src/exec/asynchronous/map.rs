@@ -169,7 +169,7 @@ impl Context<'_> {
                 allocation.read(offset, &mut bytes);
                 return Ok(bytes);
             }
-            Space::Shared | Space::Local | Space::Generic => {
+            Space::Shared | Space::Local | Space::Generic | Space::Tensor => {
                 return Err(Problem {
                     kind: "wrong-space",
                     message: format!("a tensor map in {} memory", space.name()),

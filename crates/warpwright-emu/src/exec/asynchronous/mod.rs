@@ -13,6 +13,7 @@ mod mbarrier;
 mod object;
 mod queue;
 mod reach;
+mod tensor;
 mod tile;
 mod watch;
 
@@ -52,6 +53,8 @@ pub(crate) struct State {
     /// Groups of copies by rank and warp: `cp.async`, and bulk.
     copies: HashMap<(u32, u32), Groups>,
     bulks: HashMap<(u32, u32), Groups>,
+    /// Operations of `tcgen05` that threads, by rank, warp and lane, have issued since their last commit.
+    uncommitted: HashMap<(u32, u32, u32), Vec<u32>>,
     parked: Vec<Parked>,
     random: u64,
     /// The allocation that was used last.
@@ -146,6 +149,7 @@ impl Context<'_> {
                     races.fence_proxy(issuer.warp, issuer.lanes, issuer.live, memories);
                 }
             }
+            Asynchronous::TensorCore(op) => self.tensor_lanes(warp, issuer, op),
             Asynchronous::FenceInit => self.publish_inits(issuer),
             Asynchronous::FenceOther => {}
         }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use warpwright_ptx::{AtomOp, ScalarType};
 
 use super::reach::Spot;
+use super::tensor::TensorWork;
 use super::{Issuer, Remark};
 use crate::context::Context;
 use crate::events::AccessKind;
@@ -35,6 +36,8 @@ pub(super) enum Work {
     Arrive(Box<[Option<Spot>; 32]>),
     /// One thread's bulk or remote operation.
     Transfer(Box<Transfer>),
+    /// One thread's operation on tensor memory.
+    Tensor(TensorWork),
 }
 
 /// One `cp.async` of each lane.
@@ -255,6 +258,17 @@ impl Context<'_> {
             if let Some(pending) = at.and_then(|at| self.cluster.asynchronous.queue.remove(at)) {
                 self.perform(pending);
             }
+        } else if matches!(pending.work, Work::Tensor(_)) {
+            // A block's operations on tensor memory end in the order of their issue.
+            let (id, rank) = (pending.id, pending.issuer.rank);
+            let mut at = Some(at);
+            while let Some(last) = at {
+                let first = self.cluster.asynchronous.tensor_before(last, rank).unwrap_or(last);
+                if let Some(pending) = self.cluster.asynchronous.queue.remove(first) {
+                    self.perform(pending);
+                }
+                at = self.cluster.asynchronous.queue.iter().position(|p| p.id == id);
+            }
         } else if let Some(pending) = self.cluster.asynchronous.queue.remove(at) {
             self.perform(pending);
         }
@@ -279,7 +293,7 @@ impl Context<'_> {
                 self.gather(*issuer, transfer);
                 self.cluster.asynchronous.queue.insert(at, pending);
             }
-            Work::Transfer(_) | Work::Arrive(_) => self.perform(pending),
+            Work::Transfer(_) | Work::Arrive(_) | Work::Tensor(_) => self.perform(pending),
         }
     }
 
@@ -294,6 +308,12 @@ impl Context<'_> {
                     }
                 }
             }
+            Work::Tensor(TensorWork::Commit(spots)) => {
+                for spot in spots {
+                    self.arrive_later(issuer, spot, &view);
+                }
+            }
+            Work::Tensor(work) => self.perform_tensor(issuer, &work),
             Work::Transfer(mut transfer) => {
                 self.gather(issuer, &mut transfer);
                 self.scatter(issuer, &transfer);

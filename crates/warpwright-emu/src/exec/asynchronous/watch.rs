@@ -14,6 +14,7 @@ use crate::exec::access::Lanes;
 use crate::exec::global::lanes_of;
 use crate::memory::Allocation;
 use crate::report::{Other, Site, Space, Tool};
+use crate::tensor_memory::User;
 use crate::warp::Warp;
 
 /// An operation as findings name it.
@@ -21,7 +22,7 @@ use crate::warp::Warp;
 pub(super) struct Operation {
     pc: u32,
     site: Site,
-    name: &'static str,
+    pub(super) name: &'static str,
     /// When it was issued.
     issued: Option<Generic>,
 }
@@ -130,6 +131,13 @@ impl Context<'_> {
                 for cell in cx.block.shared.cells.all() {
                     named.extend([cell.writer, cell.reader]);
                 }
+                let touched = cx.block.shared.tensor.all_touched().iter();
+                named.extend(touched.flat_map(|t| [t.writer, t.reader]).flatten().filter_map(
+                    |t| match t.user {
+                        User::Operation(id) => Some(id),
+                        User::Warp { .. } => None,
+                    },
+                ));
             });
         }
         named.extend(self.cluster.asynchronous.queue.iter().map(|p| p.id));
@@ -337,6 +345,9 @@ impl Context<'_> {
                 let message =
                     format!("overwrites shared memory that a {} may still be reading", operation.name);
                 let help = match operation.name {
+                    "tcgen05.mma" | "tcgen05.cp" => {
+                        "tcgen05.commit to an mbarrier behind it, and let whoever refills the tile wait for its phase"
+                    }
                     "wgmma" => {
                         "wgmma.wait_group before the consumers release the stage, and let whoever refills it wait for that"
                     }

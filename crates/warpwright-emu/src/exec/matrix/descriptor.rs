@@ -12,6 +12,11 @@
 //! bytes: two for each row if it is stored K-major, one for each 8 rows and k if it is stored MN-major (16-bit
 //! elements only). A pattern of `8 w` rows of `16 w` bytes is swizzled by exchanging chunks: address bits 4 and up are
 //! combined by exclusive or with bits 7 and up, from which the base offset is subtracted.
+//!
+//! Those of `tcgen05` differ in the upper bits (PTX ISA, "Shared memory descriptor" of the fifth generation; the fields are
+//! those of `SmemDescriptor` in CUTLASS's `mma_sm100_desc.hpp`): bits 46-48 hold 1, bit 52 says that the leading offset is an
+//! address, and bits 61-63 name the swizzle: 0 none, 1 128 bytes in pieces of 32, 2 128 bytes, 4 64 bytes, 6 32 bytes. The
+//! places of the elements are the same.
 
 use crate::code::matrix::Major;
 use std::fmt;
@@ -83,6 +88,39 @@ impl Descriptor {
         }
     }
 
+    /// Bits that no field of a descriptor of `tcgen05` uses.
+    const RESERVED_OF_TENSOR: u64 =
+        !(0x3FFF | 0x3FFF << 16 | 0x3FFF << 32 | 7 << 46 | 7 << 49 | 1 << 52 | 7 << 61);
+
+    /// A descriptor of `tcgen05`, or why it is none that is known here.
+    pub(in crate::exec) fn of_tensor_core(bits: u64) -> Result<Self, String> {
+        if bits & Self::RESERVED_OF_TENSOR != 0 {
+            let set = bits & Self::RESERVED_OF_TENSOR;
+            return Err(format!(
+                "has bits {set:#x} set, which no field uses: addresses and offsets go in as 14 bits, shifted right by 4"
+            ));
+        }
+        if bits >> 46 & 7 != 1 {
+            return Err(format!("has {} in bits 46 to 48, which must hold 1", bits >> 46 & 7));
+        }
+        if bits >> 52 & 1 != 0 {
+            return Err("gives the leading dimension as an address, which is not executed".to_owned());
+        }
+        let swizzle = match bits >> 61 {
+            0 => Swizzle::None,
+            2 => Swizzle::B128,
+            4 => Swizzle::B64,
+            6 => Swizzle::B32,
+            1 => return Err("swizzles 128 bytes in pieces of 32, which is not executed".to_owned()),
+            other => return Err(format!("names swizzle {other}, which there is not")),
+        };
+        Ok(Self { swizzle, ..Self::decode(bits & !(0xFFFF << 48) | bits & 7 << 49) }.with_bits(bits))
+    }
+
+    const fn with_bits(self, bits: u64) -> Self {
+        Self { bits, ..self }
+    }
+
     /// The defect of a descriptor of an operand of `rows` rows, if it has one.
     pub(crate) fn problem(&self, major: Major, rows: u64) -> Option<String> {
         if self.bits & Self::RESERVED != 0 {
@@ -91,6 +129,11 @@ impl Descriptor {
                 self.bits & Self::RESERVED
             ));
         }
+        self.offset_problem(major, rows)
+    }
+
+    /// The defect of the offsets.
+    pub(in crate::exec) fn offset_problem(&self, major: Major, rows: u64) -> Option<String> {
         let w = self.swizzle.chunks();
         if self.swizzle == Swizzle::None {
             return None;
@@ -150,5 +193,33 @@ impl fmt::Display for Descriptor {
             write!(f, ", base offset {}", self.base_offset)?;
         }
         write!(f, ")")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptors_of_tensor_cores_have_their_own_upper_bits() {
+        let fields = |swizzle: u64| 0x40 | 1 << 16 | 64 << 32 | 1 << 46 | swizzle << 61;
+        let read = |bits| Descriptor::of_tensor_core(bits);
+        for (code, swizzle) in [(0, Swizzle::None), (2, Swizzle::B128), (4, Swizzle::B64), (6, Swizzle::B32)]
+        {
+            let d = read(fields(code)).expect("a descriptor");
+            assert_eq!((d.start, d.leading, d.stride, d.base_offset), (0x400, 16, 1024, 0));
+            assert_eq!((d.swizzle, d.bits), (swizzle, fields(code)));
+        }
+        assert_eq!(read(fields(2) | 5 << 49).map(|d| d.base_offset), Ok(5));
+        for (bits, why) in [
+            (fields(3), "names swizzle 3"),
+            (fields(1), "pieces of 32"),
+            (fields(2) & !(7 << 46), "must hold 1"),
+            (fields(2) | 1 << 52, "as an address"),
+            (fields(2) | 1 << 14, "no field uses"),
+        ] {
+            let problem = read(bits).expect_err("a defect");
+            assert!(problem.contains(why), "{problem}");
+        }
     }
 }

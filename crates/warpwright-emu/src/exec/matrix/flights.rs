@@ -38,6 +38,9 @@ pub(crate) struct Flights {
     /// The last product: its instruction and the number of groups that it needs complete.
     last: Option<(u32, u32)>,
     registers: Vec<Flight>,
+    /// The `tcgen05.ld` that may still write each register, plus 1, and whether there is any.
+    loads: Vec<u32>,
+    loading: bool,
     /// Reads of shared memory, and how many groups are complete when they have ended.
     reads: Vec<(u32, u32)>,
 }
@@ -45,14 +48,39 @@ pub(crate) struct Flights {
 impl Flights {
     /// For code that uses `registers` registers in `wgmma`.
     pub(crate) fn new(registers: u32) -> Self {
-        Self { registers: vec![Flight::default(); registers as usize], ..Self::default() }
+        let (registers, loads) = (vec![Flight::default(); registers as usize], vec![0; registers as usize]);
+        Self { registers, loads, ..Self::default() }
     }
 
     /// Begins a block.
     pub(crate) fn reset(&mut self) {
-        let mut registers = std::mem::take(&mut self.registers);
+        let (mut registers, mut loads) =
+            (std::mem::take(&mut self.registers), std::mem::take(&mut self.loads));
         registers.fill(Flight::default());
-        *self = Self { registers, ..Self::default() };
+        loads.fill(0);
+        *self = Self { registers, loads, ..Self::default() };
+    }
+
+    /// A load from tensor memory writes registers later.
+    pub(in crate::exec) fn load(&mut self, slots: &[u32], pc: u32) {
+        for slot in slots {
+            if let Some(load) = self.loads.get_mut(*slot as usize) {
+                *load = pc + 1;
+                self.loading = true;
+            }
+        }
+    }
+
+    /// Waits for all loads from tensor memory.
+    pub(in crate::exec) fn wait_loads(&mut self) {
+        if std::mem::take(&mut self.loading) {
+            self.loads.fill(0);
+        }
+    }
+
+    /// The load that may still write a register, if one may.
+    fn loads(&self, slot: u32) -> Option<u32> {
+        if self.loading { self.loads.get(slot as usize)?.checked_sub(1) } else { None }
     }
 
     pub(super) fn fence(&mut self) {
@@ -142,6 +170,12 @@ impl Context<'_> {
             if let Some(to) = warp.flights.registers.get_mut(dst as usize) {
                 *to = Flight { written: 0, read: 0, ..state };
             }
+            if warp.flights.loading {
+                let load = src.and_then(|s| warp.flights.loads.get(s as usize)).copied().unwrap_or(0);
+                if let Some(to) = warp.flights.loads.get_mut(dst as usize) {
+                    *to = load;
+                }
+            }
             return;
         }
         for (slots, verb) in [(&touch.reads, "reads"), (&touch.writes, "writes")] {
@@ -163,6 +197,9 @@ impl Context<'_> {
     }
 
     fn check_flight(&mut self, warp: &Warp, pc: u32, exec: u32, slot: u32, verb: &'static str) {
+        if let Some(load) = warp.flights.loads(slot) {
+            self.early_use(warp, pc, exec, load, verb);
+        }
         let Some(user) = warp.flights.in_flight(slot) else { return };
         if !self.checks.synccheck {
             return;
@@ -173,6 +210,21 @@ impl Context<'_> {
                 format!("{verb} a register that the wgmma.mma_async in line {line} may still be using"),
                 "commit the group and wait for it with wgmma.wait_group before touching its registers"
                     .to_owned(),
+            )
+        });
+    }
+
+    /// A register is used that a load from tensor memory may still write.
+    #[cold]
+    fn early_use(&mut self, warp: &Warp, pc: u32, exec: u32, load: u32, verb: &'static str) {
+        if !self.checks.synccheck {
+            return;
+        }
+        let line = self.code.position(load).line;
+        self.finding(warp, pc, exec, Tool::Synccheck, "tensor-load-in-flight", None, || {
+            (
+                format!("{verb} a register that the tcgen05.ld in line {line} may still be writing"),
+                "tcgen05.wait::ld.sync.aligned before its registers are used".to_owned(),
             )
         });
     }

@@ -8,11 +8,14 @@ mod flights;
 mod halves;
 mod mma;
 mod moves;
+mod tensor_core;
 mod tile;
 mod warpgroup;
 mod wgmma;
 
+pub(in crate::exec) use descriptor::Descriptor;
 pub(crate) use flights::Flights;
+pub(in crate::exec) use tensor_core::{Factor, Factors, Sums, multiply};
 pub(crate) use warpgroup::Warpgroups;
 pub(crate) use wgmma::Scratch;
 
@@ -40,6 +43,7 @@ impl Context<'_> {
             MatrixOp::Store(tiles) => self.store_matrices(warp, pc, exec, tiles),
             MatrixOp::Wgmma(op) => self.wgmma(warp, pc, exec, op),
             MatrixOp::Converge => {}
+            MatrixOp::Tensor(op) => self.tensor_warp(warp, pc, exec, op),
             MatrixOp::WgmmaFence => warp.flights.fence(),
             MatrixOp::WgmmaCommit => warp.flights.commit(),
             MatrixOp::WgmmaWait(pending) => {

@@ -205,4 +205,23 @@ impl Ends for BlockRaces<'_> {
     fn is_fenced(&self, memory: Proxied, warp: u32, lane: u32, write: Generic) -> bool {
         self.is_fenced(memory, warp, lane, write)
     }
+
+    fn knows_tensor(&self, warp: u32, lane: u32, other: Generic) -> bool {
+        self.tensor_usable(warp, lane, |known| {
+            known.knows(32 * other.rank + other.warp, 1 << other.lane, other.tick)
+        })
+    }
+
+    fn knows_tensor_end(&self, warp: u32, lane: u32, operation: u32) -> bool {
+        self.tensor_usable(warp, lane, |known| known.knows_end(operation))
+    }
+
+    fn has_tensor(&self, warp: u32, lane: u32, other: Generic) -> bool {
+        let number = 32 * other.rank + other.warp;
+        self.clocks.ask(warp, lane, |view| view.tensor().knows(number, 1 << other.lane, other.tick))
+    }
+
+    fn has_tensor_end(&self, warp: u32, lane: u32, operation: u32) -> bool {
+        self.clocks.ask(warp, lane, |view| view.tensor().knows_end(operation))
+    }
 }

@@ -45,6 +45,7 @@ mod explain;
 mod shadow;
 mod slow;
 mod sync;
+mod tensor;
 
 use std::ops::Range;
 use std::sync::Mutex;

@@ -10,7 +10,7 @@ use super::shadow::Id;
 use super::{AccessKind, BlockRaces, Participant, Strength};
 use crate::code::asynchronous::Proxied;
 use crate::events::StrongAccess;
-use crate::events::view::{Acquired, Release, Variables, View, lock};
+use crate::events::view::{Acquired, Release, TensorKnown, Variables, View, lock};
 use crate::report::Space;
 
 /// A block and the cluster that it belongs to.
@@ -31,6 +31,8 @@ struct Warp {
     groups: Vec<(u32, View)>,
     /// Strong reads that a fence or barrier will turn into acquires.
     pending: Vec<Reading>,
+    /// What each lane knew of tensor memory at its last fence; none until one fences.
+    usable: Vec<Option<Arc<TensorKnown>>>,
 }
 
 /// A strong read that nothing has ordered yet.
@@ -191,6 +193,42 @@ impl Clocks {
         self.floor == Self::END
             || question(&me.view)
             || me.groups.iter().any(|(lanes, view)| lanes >> lane & 1 == 1 && question(view))
+    }
+
+    /// What lanes know and did, as a release carries it.
+    pub(super) fn offered(&self, warp: u32, lanes: u32) -> View {
+        self.publishable(warp, lanes)
+    }
+
+    /// Changes what each of some lanes may use of its views.
+    pub(super) fn with_views(
+        &mut self,
+        warp: u32,
+        lanes: u32,
+        change: impl Fn(&[&View], &mut Option<Arc<TensorKnown>>),
+    ) {
+        let Some(me) = self.warps.get_mut(warp as usize) else { return };
+        me.usable.resize(32, None);
+        let Warp { view, groups, usable, .. } = me;
+        let mut last: Option<(Vec<bool>, Option<Arc<TensorKnown>>)> = None;
+        for (lane, usable) in usable.iter_mut().enumerate().filter(|(lane, _)| lanes >> lane & 1 == 1) {
+            let member: Vec<bool> = groups.iter().map(|(members, _)| members >> lane & 1 == 1).collect();
+            if let Some((same, known)) = &last
+                && *same == member
+            {
+                usable.clone_from(known);
+                continue;
+            }
+            let own = groups.iter().zip(&member).filter(|(_, member)| **member).map(|((_, view), _)| view);
+            let views: Vec<&View> = std::iter::once(&*view).chain(own).collect();
+            change(&views, usable);
+            last = Some((member, usable.clone()));
+        }
+    }
+
+    /// What a lane may use of tensor memory.
+    pub(super) fn usable(&self, warp: u32, lane: u32) -> Option<&TensorKnown> {
+        self.warps.get(warp as usize)?.usable.get(lane as usize)?.as_deref()
     }
 
     /// Ends the present time of a warp, which becomes that of an operation that it has just issued.

@@ -1,0 +1,235 @@
+//! What products and copies do when they are performed.
+
+use warpwright_ptx::{Tcgen05CopyShape, Tcgen05Multicast};
+
+use super::super::reach::Spot;
+use super::super::{Issuer, State};
+use super::instruction::{Instruction, Stored};
+use crate::block::SharedMemory;
+use crate::code::matrix::{Accumulator, Major};
+use crate::context::Context;
+use crate::exec::matrix::{Descriptor, Factor, Factors, Sums, multiply};
+use crate::tensor_memory::{Area, Cell, LANES, TensorMemory};
+
+/// An operation of `tcgen05` that was issued.
+pub(in crate::exec::asynchronous) enum TensorWork {
+    Product(Box<Multiplying>),
+    Copy(Copying),
+    /// Arrivals at mbarriers.
+    Commit(Vec<Spot>),
+}
+
+/// A of a product.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Source {
+    Shared(Descriptor),
+    Tensor(Cell),
+}
+
+/// A product.
+pub(in crate::exec::asynchronous) struct Multiplying {
+    pub(super) instruction: Instruction,
+    pub(super) d: Cell,
+    pub(super) a: Source,
+    pub(super) b: Descriptor,
+    pub(super) accumulate: bool,
+    /// Lanes that are not written.
+    pub(super) disabled: u128,
+    pub(super) scale_d: u8,
+}
+
+/// A copy from shared to tensor memory.
+pub(in crate::exec::asynchronous) struct Copying {
+    pub(super) shape: Tcgen05CopyShape,
+    pub(super) multicast: Option<Tcgen05Multicast>,
+    pub(super) to: Cell,
+    pub(super) from: Descriptor,
+}
+
+/// Chunks of a factor in shared memory: where each lies, with its row or first row and its place along k.
+pub(super) fn chunks(
+    descriptor: Descriptor,
+    major: Major,
+    stored: Stored,
+    rows: u32,
+) -> impl Iterator<Item = (u64, usize, usize)> {
+    let per_chunk = u64::from(128 / stored.bits());
+    let (outer, inner) = match major {
+        Major::K => (u64::from(rows), 2),
+        Major::Mn => (u64::from(rows).div_ceil(per_chunk), u64::from(256 / stored.bits())),
+    };
+    (0..outer).flat_map(move |o| {
+        (0..inner).map(move |i| match major {
+            Major::K => (descriptor.k_major(o, i), o as usize, i as usize),
+            Major::Mn => (descriptor.mn_major(o, i), (o * per_chunk) as usize, i as usize),
+        })
+    })
+}
+
+/// A factor as shared memory holds it now; what lies outside reads as zero.
+fn read_shared(
+    shared: &SharedMemory,
+    (descriptor, major, stored, rows): (Descriptor, Major, Stored, u32),
+) -> Vec<Factor> {
+    let mut out = vec![[0u8; 32]; rows as usize];
+    for (address, row, i) in chunks(descriptor, major, stored, rows) {
+        let mut chunk = [0; 16];
+        shared.read(address, &mut chunk);
+        match major {
+            Major::K => out[row][16 * i..16 * i + 16].copy_from_slice(&stored.widened(chunk)),
+            Major::Mn => {
+                let bytes = stored.bits() as usize / 8;
+                for (row, element) in out[row..].iter_mut().zip(chunk.chunks(bytes)) {
+                    row[bytes * i..bytes * (i + 1)].copy_from_slice(element);
+                }
+            }
+        }
+    }
+    out
+}
+
+/// The lane of a row of A or D: 128 rows fill the lanes, of 64 every 16 fill half of a quarter (PTX ISA, "Data Path Layout
+/// Organization", layouts D and F).
+pub(super) const fn lane_of(m: u32, start: u32, row: u32) -> u32 {
+    if m == 128 { start + row } else { start + row / 16 * 32 + row % 16 }
+}
+
+/// The rectangles that the rows of A or D fill.
+pub(super) fn row_areas(m: u32, start: Cell, columns: u32) -> Vec<Area> {
+    if m == 128 {
+        return vec![Area { start, lanes: 128, columns }];
+    }
+    let quarter = |q: u32| Area { start: Cell { lane: start.lane + 32 * q, ..start }, lanes: 16, columns };
+    (0..4).map(quarter).collect()
+}
+
+/// D of a product in tensor memory.
+struct InMemory<'a> {
+    tensor: &'a mut TensorMemory,
+    work: &'a Multiplying,
+}
+
+impl Sums for InMemory<'_> {
+    fn c(&self, row: usize, column: usize) -> u32 {
+        let Multiplying { d, instruction, accumulate, scale_d, .. } = self.work;
+        if !accumulate {
+            return 0;
+        }
+        let word = self.tensor.load(lane_of(instruction.m, d.lane, row as u32), d.column + column as u32);
+        let scale = f32::from_bits((127 - u32::from(*scale_d)) << 23);
+        match instruction.accumulator {
+            Accumulator::F32 if *scale_d != 0 => (f32::from_bits(word) * scale).to_bits(),
+            Accumulator::F16 if *scale_d != 0 => {
+                use crate::exec::lanes::{f16_to_f32, f32_to_f16};
+                f32_to_f16((f32::from_bits(f16_to_f32(word & 0xFFFF)) * scale).to_bits())
+            }
+            _ => word,
+        }
+    }
+
+    fn d(&mut self, row: usize, column: usize, word: u32) {
+        let Multiplying { d, instruction, disabled, .. } = self.work;
+        let lane = lane_of(instruction.m, d.lane, row as u32);
+        if disabled >> lane & 1 == 0 {
+            self.tensor.store(lane, d.column + column as u32, word);
+        }
+    }
+}
+
+/// Rows that a copy reads, and chunks of each.
+pub(super) const fn copy_size(shape: Tcgen05CopyShape) -> (u32, u32) {
+    match shape {
+        Tcgen05CopyShape::R128B256 => (128, 2),
+        Tcgen05CopyShape::R4B256 => (4, 2),
+        Tcgen05CopyShape::R128B128 => (128, 1),
+        Tcgen05CopyShape::R64B128 => (64, 1),
+        Tcgen05CopyShape::R32B128 => (32, 1),
+    }
+}
+
+/// The lanes that get a row of a copy. That four rows go to the first lanes of the quarters, and that pairs of quarters get
+/// the first 32 rows and then the others in the order of their names, is what the figures of the PTX ISA are taken to show.
+pub(super) fn copy_lanes(copy: &Copying, row: u32) -> Vec<u32> {
+    match (copy.shape, copy.multicast) {
+        (Tcgen05CopyShape::R4B256, _) => vec![32 * row],
+        (Tcgen05CopyShape::R32B128, _) => (0..4).map(|q| 32 * q + row).collect(),
+        (Tcgen05CopyShape::R64B128, Some(Tcgen05Multicast::Pairs02And13)) => {
+            vec![row, row + 64]
+        }
+        (Tcgen05CopyShape::R64B128, _) => {
+            let first = row / 32 * 64 + row % 32;
+            vec![first, first + 32]
+        }
+        _ => vec![row],
+    }
+}
+
+impl Context<'_> {
+    /// Performs an operation; what an earlier one of the block writes is there.
+    pub(in crate::exec::asynchronous) fn perform_tensor(&mut self, issuer: Issuer, work: &TensorWork) {
+        match work {
+            TensorWork::Product(work) => self.on_rank(issuer.rank, |cx| cx.perform_product(work)),
+            TensorWork::Copy(copy) => self.on_rank(issuer.rank, |cx| cx.perform_copy(copy)),
+            TensorWork::Commit(_) => {}
+        }
+    }
+
+    fn perform_product(&mut self, work: &Multiplying) {
+        let Instruction { m, n, a, b, accumulator, a_major, b_major, negate } = work.instruction;
+        let shared = &self.block.shared;
+        let a_rows = match work.a {
+            Source::Shared(descriptor) => read_shared(shared, (descriptor, a_major, a, m)),
+            Source::Tensor(at) => (0..m)
+                .map(|row| {
+                    let lane = lane_of(m, at.lane, row);
+                    let mut bytes = [0; 32];
+                    for (column, word) in (at.column..).zip(bytes.chunks_mut(4)) {
+                        word.copy_from_slice(&shared.tensor.load(lane, column).to_le_bytes());
+                    }
+                    bytes
+                })
+                .collect(),
+        };
+        let factors = Factors {
+            a: a_rows,
+            b: read_shared(shared, (work.b, b_major, b, n)),
+            a_element: a.element(),
+            b_element: b.element(),
+            accumulator,
+            negate,
+        };
+        let mut scratch = std::mem::take(&mut self.matrix);
+        let tensor = &mut self.block.shared.tensor;
+        multiply(&mut scratch.tile, &factors, &mut InMemory { tensor, work });
+        self.matrix = scratch;
+    }
+
+    fn perform_copy(&mut self, copy: &Copying) {
+        let (rows, chunks) = copy_size(copy.shape);
+        for row in 0..rows {
+            for chunk in 0..chunks {
+                let mut bytes = [0; 16];
+                self.block.shared.read(copy.from.k_major(u64::from(row), u64::from(chunk)), &mut bytes);
+                let (words, _) = bytes.as_chunks::<4>();
+                for lane in copy_lanes(copy, row) {
+                    let lane = (copy.to.lane + lane) % LANES;
+                    for (column, word) in (copy.to.column + 4 * chunk..).zip(words) {
+                        self.block.shared.tensor.store(lane, column, u32::from_le_bytes(*word));
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl State {
+    /// Operations of `tcgen05` of a block that were issued before one, and have not been performed.
+    pub(in crate::exec::asynchronous) fn tensor_before(&self, at: usize, rank: u32) -> Option<usize> {
+        use super::super::queue::Work;
+        let earlier = self.queue.iter().take(at);
+        earlier
+            .enumerate()
+            .find(|(_, p)| matches!(p.work, Work::Tensor(_)) && p.issuer.rank == rank)
+            .map(|(i, _)| i)
+    }
+}

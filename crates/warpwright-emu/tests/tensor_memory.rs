@@ -1,0 +1,397 @@
+//! Whole kernels of the fifth generation of tensor cores against sums in f64, in several schedules and under all
+//! sanitizers.
+
+use std::fmt::Write as _;
+
+use half::{bf16, f16};
+use warpwright_emu::{Completion, LaunchConfig, Memory, Options, Program, launch};
+
+/// Bytes of a tile along k: a pattern of the widest swizzle.
+const TILE: usize = 128;
+
+/// Types of a product, as its text and its instruction descriptor have them.
+#[derive(Clone, Copy, Debug)]
+struct Types {
+    kind: &'static str,
+    /// Codes of A and B.
+    codes: [u32; 2],
+    /// Code of D: 0 f16, 1 f32, 2 s32.
+    sums: u32,
+    /// Bits of an element in shared memory, with what fills it up.
+    bits: usize,
+}
+
+const F16: Types = Types { kind: "f16", codes: [0, 0], sums: 1, bits: 16 };
+const BF16: Types = Types { kind: "f16", codes: [1, 1], sums: 1, bits: 16 };
+const HALF_SUMS: Types = Types { kind: "f16", codes: [0, 0], sums: 0, bits: 16 };
+const TF32: Types = Types { kind: "tf32", codes: [2, 2], sums: 1, bits: 32 };
+const E4M3_E5M2: Types = Types { kind: "f8f6f4", codes: [0, 1], sums: 1, bits: 8 };
+const E2M1_E3M2: Types = Types { kind: "f8f6f4", codes: [5, 4], sums: 1, bits: 8 };
+const E2M3: Types = Types { kind: "f8f6f4", codes: [3, 3], sums: 1, bits: 8 };
+const I8: Types = Types { kind: "i8", codes: [1, 0], sums: 2, bits: 8 };
+
+/// How a tile lies in shared memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Layout {
+    /// Rows of 128, 64 or 32 bytes along k, whose pieces of 16 bytes are exchanged.
+    Swizzled(usize),
+    /// Matrices of eight rows of 16 bytes, those along k behind each other.
+    Plain,
+    /// Rows of 128 bytes along M or N for each k, swizzled.
+    Transposed,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    m: usize,
+    n: usize,
+    types: Types,
+    layout: Layout,
+    /// Whether A is stored to tensor memory first.
+    a_in_memory: bool,
+}
+
+/// A small number that every type has.
+fn number(i: usize, step: usize, types: Types, which: usize) -> f64 {
+    let value = (i * step + i / 7) % 5;
+    match (types.kind, types.codes[which]) {
+        ("i8", 0) => value as f64,
+        (_, 3) => value as f64 * 0.375 - 0.75,
+        _ => value as f64 - 2.0,
+    }
+}
+
+/// The bits of a value with `exponent` and `mantissa` bits behind its sign.
+fn narrow(value: f64, exponent: i32, mantissa: i32) -> u32 {
+    if value == 0.0 {
+        return 0;
+    }
+    let bias = (1 << (exponent - 1)) - 1;
+    let e = (value.abs().log2().floor() as i32).max(1 - bias);
+    let fraction = (value.abs() / 2f64.powi(e - mantissa)) as u32;
+    let code = fraction + (((e + bias - 1) as u32) << mantissa);
+    code | u32::from(value < 0.0) << (exponent + mantissa)
+}
+
+fn encode(value: f64, types: Types, which: usize) -> u32 {
+    match (types.kind, types.codes[which]) {
+        ("f16", 0) => f16::from_f64(value).to_bits().into(),
+        ("f16", _) => bf16::from_f64(value).to_bits().into(),
+        ("tf32", _) => (value as f32).to_bits(),
+        ("i8", _) => u32::from(value as i8 as u8),
+        (_, 0) => narrow(value, 4, 3),
+        (_, 1) => narrow(value, 5, 2),
+        (_, 3) => narrow(value, 2, 3),
+        (_, 4) => narrow(value, 3, 2),
+        (_, _) => narrow(value, 2, 1),
+    }
+}
+
+/// The bytes of a row: 128 of them, of which narrow elements fill 16 for 16.
+fn row_bytes(values: &[f64], types: Types, which: usize) -> Vec<u8> {
+    let width = match (types.kind, types.codes[which]) {
+        ("f8f6f4", 5) => 4,
+        ("f8f6f4", 3 | 4) => 6,
+        _ => types.bits,
+    };
+    let mut bytes = Vec::new();
+    for sixteen in values.chunks(16) {
+        let mut piece = vec![0u8; 16 * types.bits / 8];
+        for (i, value) in sixteen.iter().enumerate() {
+            let code = encode(*value, types, which);
+            for bit in 0..width {
+                piece[(i * width + bit) / 8] |= ((code >> bit & 1) as u8) << ((i * width + bit) % 8);
+            }
+        }
+        bytes.extend(piece);
+    }
+    bytes
+}
+
+/// A tile in shared memory, and the fields of its descriptor: leading and stride offsets, swizzle, and the bytes from one
+/// step along k to the next.
+fn image(rows: &[Vec<u8>], types: Types, layout: Layout) -> (Vec<u8>, [usize; 4]) {
+    let mut out = vec![0; rows.len() * TILE];
+    for (r, bytes) in rows.iter().enumerate() {
+        for (at, byte) in bytes.iter().enumerate() {
+            let place = match layout {
+                Layout::Plain => (r / 8) * 1024 + (at / 16) * 128 + (r % 8) * 16 + at % 16,
+                Layout::Swizzled(width) => {
+                    // Columns of `width` bytes one behind the other.
+                    let inside = (r % 8) * width + at % width;
+                    let turned = inside ^ (inside >> 7 & (width / 16 - 1)) << 4;
+                    (at / width) * rows.len() * width + (r / 8) * 8 * width + turned
+                }
+                Layout::Transposed => {
+                    let (element, part) = (at / (types.bits / 8), at % (types.bits / 8));
+                    let per_row = 128 / (types.bits / 8);
+                    let inside = (element % 8) * 128 + (r % per_row) * (types.bits / 8) + part;
+                    let turned = inside ^ (inside >> 7 & 7) << 4;
+                    (r / per_row) * TILE * per_row + (element / 8) * 1024 + turned
+                }
+            };
+            out[place] = *byte;
+        }
+    }
+    let fields = match layout {
+        Layout::Plain => [128, 1024, 0, 256],
+        Layout::Swizzled(128) => [16, 1024, 2, 32],
+        Layout::Swizzled(64) => [16, 512, 4, 32],
+        Layout::Swizzled(_) => [16, 256, 6, 32 * rows.len()],
+        Layout::Transposed => {
+            let elements = 8 / types.bits.min(8) * 128 / (types.bits / 8);
+            [TILE * elements, 1024, 2, 32 / (types.bits / 8) / 8 * 1024]
+        }
+    };
+    (out, fields)
+}
+
+/// The kernel of a case: shared memory comes as it is to be from `image`; four products make the tile's sums.
+fn kernel(case: Case, fields: [usize; 4]) -> String {
+    let Case { m, n, types, layout, a_in_memory } = case;
+    let transposed = u32::from(layout == Layout::Transposed);
+    let a_transposed = if a_in_memory { 0 } else { transposed };
+    let [a_code, b_code] = types.codes;
+    let instruction = types.sums << 4
+        | a_code << 7
+        | b_code << 10
+        | a_transposed << 15
+        | transposed << 16
+        | (n as u32 / 8) << 17
+        | (m as u32 / 16) << 24;
+    let [leading, stride, swizzle, step] = fields;
+    let upper = (leading as u64 / 16) << 16 | (stride as u64 / 16) << 32 | 1 << 46 | (swizzle as u64) << 61;
+    let columns = (n + 32).next_power_of_two().max(64);
+    let bytes = (m + n) * TILE;
+    let mut t = String::new();
+    let w = &mut t;
+    write!(
+        w,
+        ".version 8.6\n.target sm_100a\n.address_size 64\n.extern .shared .align 1024 .b8 tiles[];\n
+.visible .entry k(.param .u64 image, .param .u64 a, .param .u64 d)\n.reqntid 128\n{{
+    .reg .pred %p, %first, %zero, %add; .reg .b32 %r<128>; .reg .b32 %t, %warp, %tiles, %i, %bar, %mem, %at, %desc, %quarter;
+    .reg .b64 %rd<8>; .reg .b64 %da, %db, %out;
+    .shared .align 8 .b64 bar; .shared .align 4 .b32 mem;
+    mov.u32 %t, %tid.x; shr.u32 %warp, %t, 5; mov.u32 %tiles, tiles; mov.u32 %bar, bar;
+    shl.b32 %quarter, %warp, 21;
+    setp.eq.u32 %first, %t, 0; setp.eq.u32 %zero, %warp, 0; setp.ne.u32 %add, %t, %t;
+    ld.param.u64 %rd0, [image]; cvta.to.global.u64 %rd0, %rd0;
+    ld.param.u64 %out, [d]; cvta.to.global.u64 %out, %out;
+    shl.b32 %i, %t, 4;
+COPY:
+    cvt.u64.u32 %rd1, %i; add.u64 %rd1, %rd0, %rd1; add.u32 %at, %tiles, %i;
+    ld.global.v4.b32 {{%r0, %r1, %r2, %r3}}, [%rd1]; st.shared.v4.b32 [%at], {{%r0, %r1, %r2, %r3}};
+    add.u32 %i, %i, 2048; setp.lt.u32 %p, %i, {bytes}; @%p bra COPY;
+    fence.proxy.async.shared::cta;
+    @%first mbarrier.init.shared.b64 [%bar], 1;
+    @!%zero bra ALLOCATED;
+    mov.u32 %at, mem;
+    tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%at], {columns};
+    tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;
+ALLOCATED:
+    tcgen05.fence::before_thread_sync; bar.sync 0; tcgen05.fence::after_thread_sync;
+    ld.shared.b32 %mem, [mem];
+"
+    )
+    .expect("text");
+    if a_in_memory {
+        // Every thread stores the row that its lane has: 32 words behind D.
+        let row = if m == 128 {
+            "mov.u32 %at, %t;"
+        } else {
+            "and.b32 %at, %t, 15; shl.b32 %r0, %warp, 4; add.u32 %at, %at, %r0;"
+        };
+        write!(w, "    ld.param.u64 %rd2, [a]; cvta.to.global.u64 %rd2, %rd2; {row}\n    mul.wide.u32 %rd3, %at, {TILE}; add.u64 %rd2, %rd2, %rd3;\n").expect("text");
+        for i in 0..32 {
+            writeln!(w, "    ld.global.b32 %r{i}, [%rd2+{}];", 4 * i).expect("text");
+        }
+        let registers: Vec<String> = (0..32).map(|i| format!("%r{i}")).collect();
+        write!(
+            w,
+            "    add.u32 %at, %mem, %quarter;\n    tcgen05.st.sync.aligned.32x32b.x32.b32 [%at+{n}], {{{}}};\n    tcgen05.wait::st.sync.aligned;
+    tcgen05.fence::before_thread_sync; bar.sync 0; tcgen05.fence::after_thread_sync;\n",
+            registers.join(", ")
+        )
+        .expect("text");
+    }
+    write!(
+        w,
+        "    @!%first bra ISSUED;
+    shr.u32 %at, %tiles, 4; cvt.u64.u32 %da, %at; or.b64 %da, %da, {upper};
+    add.u32 %at, %tiles, {}; shr.u32 %at, %at, 4; cvt.u64.u32 %db, %at; or.b64 %db, %db, {upper};
+    mov.b32 %desc, {instruction}; add.u32 %at, %mem, {n};\n",
+        m * TILE
+    )
+    .expect("text");
+    let sizes = [m, n].map(|rows| if matches!(layout, Layout::Swizzled(32)) { 32 * rows } else { step });
+    for k in 0..4 {
+        let a = if a_in_memory { "[%at]" } else { "%da" };
+        write!(w, "    tcgen05.mma.cta_group::1.kind::{} [%mem], {a}, %db, %desc, %add;\n", types.kind)
+            .expect("text");
+        // Half of a row of 64 bytes is in the next column.
+        let next = |rows: usize, step: usize| match layout {
+            Layout::Swizzled(64) if k % 2 == 1 => rows * 64 - 32,
+            _ => step,
+        };
+        write!(
+            w,
+            "    add.u64 %da, %da, {}; add.u64 %db, %db, {}; add.u32 %at, %at, 8; setp.eq.u32 %add, %t, %t;\n",
+            next(m, sizes[0]) / 16,
+            next(n, sizes[1]) / 16
+        )
+        .expect("text");
+    }
+    write!(
+        w,
+        "    tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%bar];
+ISSUED:
+    bar.warp.sync -1;
+WAIT:
+    mbarrier.try_wait.parity.shared.b64 %p, [%bar], 0; @!%p bra WAIT;
+    tcgen05.fence::after_thread_sync;
+    add.u32 %at, %mem, %quarter; mul.wide.u32 %rd1, %t, {}; add.u64 %out, %out, %rd1;\n",
+        4 * n
+    )
+    .expect("text");
+    let piece = if n % 32 == 0 { 32 } else { 8 };
+    for column in (0..n).step_by(piece) {
+        let registers: Vec<String> = (0..piece).map(|i| format!("%r{i}")).collect();
+        write!(
+            w,
+            "    tcgen05.ld.sync.aligned.32x32b.x{piece}.b32 {{{}}}, [%at+{column}];\n    tcgen05.wait::ld.sync.aligned;\n",
+            registers.join(", ")
+        )
+        .expect("text");
+        // Of 64 rows half of the lanes hold none.
+        let guard = if m == 64 { "and.b32 %i, %t, 31; setp.lt.u32 %p, %i, 16; @%p " } else { "" };
+        for (i, register) in registers.iter().enumerate() {
+            let guard = if i == 0 || guard.is_empty() { guard } else { "@%p " };
+            writeln!(w, "    {guard}st.global.b32 [%out+{}], {register};", 4 * (column + i)).expect("text");
+        }
+    }
+    write!(
+        w,
+        "    tcgen05.fence::before_thread_sync; bar.sync 0;
+    @!%zero bra DONE;
+    tcgen05.fence::after_thread_sync;
+    tcgen05.dealloc.cta_group::1.sync.aligned.b32 %mem, {columns};
+DONE:
+    ret;\n}}\n"
+    )
+    .expect("text");
+    t
+}
+
+/// Assembles a kernel, where `WARPWRIGHT_PTXAS` names an assembler.
+fn assemble(text: &str) {
+    let Some(ptxas) = std::env::var_os("WARPWRIGHT_PTXAS") else { return };
+    let folder = std::env::temp_dir().join(format!("warpwright-tensor-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a temporary directory");
+    std::fs::write(folder.join("kernel.ptx"), text).expect("the text is written");
+    let output = std::process::Command::new(ptxas)
+        .args(["-O0", "-arch", "sm_100a", "-o"])
+        .arg(folder.join("kernel.cubin"))
+        .arg(folder.join("kernel.ptx"))
+        .output()
+        .expect("ptxas starts");
+    std::fs::remove_dir_all(&folder).expect("the directory is ours");
+    assert!(output.status.success(), "{}{text}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Runs a kernel in three orders of completion; every one must be without findings and give the same.
+fn run(text: &str, buffers: &[Vec<u8>], shared: u32) -> Vec<u32> {
+    let program = Program::load(text).unwrap_or_else(|e| panic!("{e}\n{text}"));
+    let mut results = Vec::new();
+    for (seed, completion) in (0..).zip([Completion::Latest, Completion::Eager, Completion::Random]) {
+        let memory = Memory::new();
+        let mut params = Vec::new();
+        let mut last = 0;
+        for (i, data) in buffers.iter().enumerate() {
+            last = memory.alloc(data.len() as u64, &format!("buffer {i}")).expect("memory");
+            memory.write(last, data).expect("inside the allocation");
+            params.extend(last.to_le_bytes());
+        }
+        let config = LaunchConfig { dynamic_shared: shared, ..LaunchConfig::linear(1, 128) };
+        let options = Options { seed, completion, ..Options::default() };
+        let report =
+            launch(&program, "k", &config, &params, &memory, &options).unwrap_or_else(|e| panic!("{e}"));
+        let findings: String = report.findings.iter().map(|f| f.render(None, text)).collect();
+        assert!(findings.is_empty(), "{completion:?}: {findings}");
+        let mut out = vec![0; buffers.last().map_or(0, Vec::len)];
+        memory.read(last, &mut out).expect("inside the allocation");
+        results.push(out);
+    }
+    assert!(results.windows(2).all(|r| r[0] == r[1]), "the order of completion shows");
+    results[0].chunks_exact(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect()
+}
+
+/// A word of D as a number.
+fn sum_of(word: u32, types: Types) -> f64 {
+    match types.sums {
+        0 => f16::from_bits(word as u16).to_f64(),
+        1 => f32::from_bits(word).into(),
+        _ => (word as i32).into(),
+    }
+}
+
+fn check(case: Case) {
+    let Case { m, n, types, layout, a_in_memory } = case;
+    let k = TILE * 8 / types.bits;
+    let matrix = |rows: usize, step: usize, which: usize| -> Vec<Vec<f64>> {
+        (0..rows).map(|r| (0..k).map(|c| number(r * 31 + c, step, types, which)).collect()).collect()
+    };
+    let (a, b) = (matrix(m, 3, 0), matrix(n, 2, 1));
+    let bytes = |rows: &[Vec<f64>], which: usize| -> Vec<Vec<u8>> {
+        rows.iter().map(|row| row_bytes(row, types, which)).collect()
+    };
+    let (a_bytes, b_bytes) = (bytes(&a, 0), bytes(&b, 1));
+    let (mut shared, fields) = image(&a_bytes, types, layout);
+    let (b_image, b_fields) = image(&b_bytes, types, layout);
+    shared.extend(b_image);
+    assert_eq!(fields[..3], b_fields[..3]);
+    let size = shared.len() as u32;
+    let text = kernel(case, fields);
+    assemble(&text);
+    let words = run(&text, &[shared, a_bytes.concat(), vec![0; 128 * n * 4]], size);
+    for (row, a) in a.iter().enumerate() {
+        let lane = if m == 128 { row } else { row / 16 * 32 + row % 16 };
+        for (column, b) in b.iter().enumerate() {
+            let want: f64 = a.iter().zip(b).map(|(a, b)| a * b).sum();
+            let got = sum_of(words[lane * n + column], types);
+            assert!(got == want, "{case:?}: row {row}, column {column}: {got}, not {want}");
+        }
+    }
+    assert!(a_in_memory || words.iter().any(|w| *w != 0));
+}
+
+#[test]
+fn products_of_every_type_and_shape() {
+    let case = Case { m: 128, n: 64, types: F16, layout: Layout::Swizzled(128), a_in_memory: false };
+    for types in [F16, BF16, HALF_SUMS, TF32, E4M3_E5M2, E2M1_E3M2, E2M3, I8] {
+        check(Case { types, ..case });
+        check(Case { types, m: 64, n: 8, ..case });
+    }
+    for n in [16, 48, 256] {
+        check(Case { n, ..case });
+    }
+    check(Case { m: 64, n: 24, ..case });
+}
+
+#[test]
+fn factors_lie_in_shared_memory_as_their_descriptors_say() {
+    let case = Case { m: 128, n: 64, types: F16, layout: Layout::Plain, a_in_memory: false };
+    for layout in [Layout::Plain, Layout::Swizzled(64), Layout::Swizzled(32), Layout::Transposed] {
+        check(Case { layout, ..case });
+        check(Case { layout, m: 64, n: 128, ..case });
+    }
+    check(Case { layout: Layout::Transposed, types: E4M3_E5M2, n: 128, ..case });
+}
+
+#[test]
+fn the_first_factor_may_be_in_tensor_memory() {
+    let case = Case { m: 128, n: 64, types: F16, layout: Layout::Swizzled(128), a_in_memory: true };
+    for types in [F16, TF32, E4M3_E5M2, I8] {
+        check(Case { types, ..case });
+        check(Case { types, m: 64, ..case });
+    }
+}
