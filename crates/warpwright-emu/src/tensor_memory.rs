@@ -66,7 +66,7 @@ pub(crate) struct Allocation {
     pub(crate) pc: u32,
 }
 
-/// What uses columns.
+/// Who uses columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum User {
     /// `tcgen05.ld` or `tcgen05.st`, and whether its warp has waited for it since.

@@ -3,8 +3,9 @@
 
 use std::fmt::Write as _;
 
-use half::{bf16, f16};
+use half::f16;
 use warpwright_emu::{Completion, LaunchConfig, Memory, Options, Program, launch};
+use warpwright_ptx::float16::{bf16_bits, f16_bits};
 
 /// Bytes of a tile along k: a pattern of the widest swizzle.
 const TILE: usize = 128;
@@ -75,8 +76,8 @@ fn narrow(value: f64, exponent: i32, mantissa: i32) -> u32 {
 
 fn encode(value: f64, types: Types, which: usize) -> u32 {
     match (types.kind, types.codes[which]) {
-        ("f16", 0) => f16::from_f64(value).to_bits().into(),
-        ("f16", _) => bf16::from_f64(value).to_bits().into(),
+        ("f16", 0) => f16_bits(value).into(),
+        ("f16", _) => bf16_bits(value).into(),
         ("tf32", _) => (value as f32).to_bits(),
         ("i8", _) => u32::from(value as i8 as u8),
         (_, 0) => narrow(value, 4, 3),
@@ -226,16 +227,16 @@ ALLOCATED:
     let sizes = [m, n].map(|rows| if matches!(layout, Layout::Swizzled(32)) { 32 * rows } else { step });
     for k in 0..4 {
         let a = if a_in_memory { "[%at]" } else { "%da" };
-        write!(w, "    tcgen05.mma.cta_group::1.kind::{} [%mem], {a}, %db, %desc, %add;\n", types.kind)
+        writeln!(w, "    tcgen05.mma.cta_group::1.kind::{} [%mem], {a}, %db, %desc, %add;", types.kind)
             .expect("text");
         // Half of a row of 64 bytes is in the next column.
         let next = |rows: usize, step: usize| match layout {
             Layout::Swizzled(64) if k % 2 == 1 => rows * 64 - 32,
             _ => step,
         };
-        write!(
+        writeln!(
             w,
-            "    add.u64 %da, %da, {}; add.u64 %db, %db, {}; add.u32 %at, %at, 8; setp.eq.u32 %add, %t, %t;\n",
+            "    add.u64 %da, %da, {}; add.u64 %db, %db, {}; add.u32 %at, %at, 8; setp.eq.u32 %add, %t, %t;",
             next(m, sizes[0]) / 16,
             next(n, sizes[1]) / 16
         )

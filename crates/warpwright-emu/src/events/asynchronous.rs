@@ -120,9 +120,9 @@ pub(crate) trait Ends {
     /// Whether a lane may count on an operation on tensor memory having ended.
     fn knows_tensor_end(&self, warp: u32, lane: u32, operation: u32) -> bool;
 
-    /// What [`knows_tensor`](Self::knows_tensor) asks, without the lane's own fence.
+    /// The question of [`knows_tensor`](Self::knows_tensor) without the lane's own fence.
     fn has_tensor(&self, warp: u32, lane: u32, other: Generic) -> bool;
 
-    /// What [`knows_tensor_end`](Self::knows_tensor_end) asks, without the lane's own fence.
+    /// The question of [`knows_tensor_end`](Self::knows_tensor_end) without the lane's own fence.
     fn has_tensor_end(&self, warp: u32, lane: u32, operation: u32) -> bool;
 }

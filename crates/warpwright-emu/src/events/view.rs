@@ -78,7 +78,7 @@ pub struct View {
     tensor: TensorKnown,
 }
 
-/// What `tcgen05.fence::before_thread_sync` and `tcgen05.commit` have made known of tensor memory. It is usable after
+/// Facts that `tcgen05.fence::before_thread_sync` and `tcgen05.commit` have made known of tensor memory. It is usable after
 /// `tcgen05.fence::after_thread_sync`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TensorKnown {
@@ -161,7 +161,7 @@ impl View {
         self.tensor.merge(&TensorKnown { accesses: Vec::new(), ended: ended.to_vec() });
     }
 
-    /// What is known of tensor memory.
+    /// The part that is about tensor memory.
     pub(crate) fn tensor(&self) -> &TensorKnown {
         &self.tensor
     }

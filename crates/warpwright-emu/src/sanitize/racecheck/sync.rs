@@ -31,7 +31,7 @@ struct Warp {
     groups: Vec<(u32, View)>,
     /// Strong reads that a fence or barrier will turn into acquires.
     pending: Vec<Reading>,
-    /// What each lane knew of tensor memory at its last fence; none until one fences.
+    /// Knowledge that each lane had of tensor memory at its last fence; none until one fences.
     usable: Vec<Option<Arc<TensorKnown>>>,
 }
 
@@ -195,7 +195,7 @@ impl Clocks {
             || me.groups.iter().any(|(lanes, view)| lanes >> lane & 1 == 1 && question(view))
     }
 
-    /// What lanes know and did, as a release carries it.
+    /// Knowledge and actions of lanes, as a release carries them.
     pub(super) fn offered(&self, warp: u32, lanes: u32) -> View {
         self.publishable(warp, lanes)
     }
@@ -226,7 +226,7 @@ impl Clocks {
         }
     }
 
-    /// What a lane may use of tensor memory.
+    /// Knowledge of tensor memory that a lane may use.
     pub(super) fn usable(&self, warp: u32, lane: u32) -> Option<&TensorKnown> {
         self.warps.get(warp as usize)?.usable.get(lane as usize)?.as_deref()
     }

@@ -23,7 +23,7 @@ impl Clocks {
         self.issue(warp);
     }
 
-    /// What has arrived becomes usable by lanes.
+    /// Lanes may use from now on what has arrived.
     fn use_tensor(&mut self, warp: u32, lanes: u32) {
         self.with_views(warp, lanes, |views, usable| {
             let mut known = TensorKnown::default();
@@ -58,7 +58,7 @@ impl BlockRaces<'_> {
         view
     }
 
-    /// What a relaxed arrival hands on.
+    /// Knowledge that a relaxed arrival hands on.
     pub fn publish_tensor(&mut self, warp: u32, lanes: u32) -> View {
         self.clocks.offered(warp, lanes).only_tensor()
     }

@@ -31,7 +31,7 @@ pub(super) enum Stored {
 }
 
 impl Stored {
-    /// What the arithmetic takes.
+    /// The type that the arithmetic takes.
     pub(super) const fn element(self) -> Element {
         match self {
             Self::Plain(element) => element,
@@ -115,7 +115,7 @@ impl Instruction {
     /// Bits that no field uses.
     const RESERVED: u32 = 1 << 6 | 1 << 23 | 1 << 29;
 
-    /// What a descriptor says of a dense product of one block, or why it says nothing.
+    /// Reads a descriptor of a dense product of one block; the error says why it is none.
     pub(super) fn decode(kind: Tcgen05Kind, bits: u32) -> Result<Self, String> {
         let field = |at: u32, width: u32| bits >> at & ((1 << width) - 1);
         if bits & Self::RESERVED != 0 {

@@ -1,4 +1,4 @@
-//! What products and copies do when they are performed.
+//! Products and copies as they are performed.
 
 use warpwright_ptx::{Tcgen05CopyShape, Tcgen05Multicast};
 

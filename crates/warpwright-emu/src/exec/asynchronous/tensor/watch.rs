@@ -40,7 +40,7 @@ impl Use {
     }
 }
 
-/// What is wrong between two accesses.
+/// A fault between two accesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Clash {
     /// The operation may not have ended.
@@ -193,7 +193,7 @@ impl Context<'_> {
     }
 }
 
-/// What is wrong between an earlier access, which was a store or write if `stored`, and one that happens now.
+/// The fault between an earlier access, which was a store or write if `stored`, and one that happens now.
 fn clash(races: &impl Ends, me: Generic, by: Use, earlier: Touch, stored: bool) -> Option<Clash> {
     let (warp, lane, other) = (me.warp, me.lane, earlier.by);
     let same_warp = (other.rank, other.warp) == (me.rank, me.warp);
