@@ -300,7 +300,7 @@ fn assemble(text: &str) {
 }
 
 /// Runs a kernel in three orders of completion; every one must be without findings and give the same.
-fn run(text: &str, buffers: &[Vec<u8>], shared: u32) -> Vec<u32> {
+fn run(text: &str, buffers: &[Vec<u8>], config: &LaunchConfig) -> Vec<u32> {
     let program = Program::load(text).unwrap_or_else(|e| panic!("{e}\n{text}"));
     let mut results = Vec::new();
     for (seed, completion) in (0..).zip([Completion::Latest, Completion::Eager, Completion::Random]) {
@@ -312,10 +312,9 @@ fn run(text: &str, buffers: &[Vec<u8>], shared: u32) -> Vec<u32> {
             memory.write(last, data).expect("inside the allocation");
             params.extend(last.to_le_bytes());
         }
-        let config = LaunchConfig { dynamic_shared: shared, ..LaunchConfig::linear(1, 128) };
         let options = Options { seed, completion, ..Options::default() };
         let report =
-            launch(&program, "k", &config, &params, &memory, &options).unwrap_or_else(|e| panic!("{e}"));
+            launch(&program, "k", config, &params, &memory, &options).unwrap_or_else(|e| panic!("{e}"));
         let findings: String = report.findings.iter().map(|f| f.render(None, text)).collect();
         assert!(findings.is_empty(), "{completion:?}: {findings}");
         let mut out = vec![0; buffers.last().map_or(0, Vec::len)];
@@ -335,7 +334,17 @@ fn sum_of(word: u32, types: Types) -> f64 {
     }
 }
 
+/// A change of a kernel and what it makes of the sums of the four products: `None` where D is not written.
+struct Variant<'a> {
+    text: &'a dyn Fn(String) -> String,
+    sum: &'a dyn Fn([f64; 4], usize) -> Option<f64>,
+}
+
 fn check(case: Case) {
+    check_variant(case, &Variant { text: &|text| text, sum: &|parts, _| Some(parts.iter().sum()) });
+}
+
+fn check_variant(case: Case, variant: &Variant<'_>) {
     let Case { m, n, types, layout, a_in_memory } = case;
     let k = TILE * 8 / types.bits;
     let matrix = |rows: usize, step: usize, which: usize| -> Vec<Vec<f64>> {
@@ -351,18 +360,119 @@ fn check(case: Case) {
     shared.extend(b_image);
     assert_eq!(fields[..3], b_fields[..3]);
     let size = shared.len() as u32;
-    let text = kernel(case, fields);
+    let text = (variant.text)(kernel(case, fields));
     assemble(&text);
-    let words = run(&text, &[shared, a_bytes.concat(), vec![0; 128 * n * 4]], size);
+    let config = LaunchConfig { dynamic_shared: size, ..LaunchConfig::linear(1, 128) };
+    let words = run(&text, &[shared, a_bytes.concat(), vec![0; 128 * n * 4]], &config);
     for (row, a) in a.iter().enumerate() {
         let lane = if m == 128 { row } else { row / 16 * 32 + row % 16 };
         for (column, b) in b.iter().enumerate() {
-            let want: f64 = a.iter().zip(b).map(|(a, b)| a * b).sum();
+            let part = |i: usize| (i * k / 4..(i + 1) * k / 4).map(|k| a[k] * b[k]).sum();
+            let Some(want) = (variant.sum)([0, 1, 2, 3].map(part), lane) else { continue };
             let got = sum_of(words[lane * n + column], types);
             assert!(got == want, "{case:?}: row {row}, column {column}: {got}, not {want}");
         }
     }
     assert!(a_in_memory || words.iter().any(|w| *w != 0));
+}
+
+#[test]
+fn sums_are_scaled_and_lanes_are_left_as_they_are() {
+    let case = Case { m: 128, n: 16, types: F16, layout: Layout::Swizzled(128), a_in_memory: false };
+    let scaled = Variant {
+        text: &|text| text.replace("%desc, %add;", "%desc, %add, 2;"),
+        sum: &|parts, _| Some(((parts[0] / 4.0 + parts[1]) / 4.0 + parts[2]) / 4.0 + parts[3]),
+    };
+    check_variant(case, &scaled);
+    check_variant(Case { types: TF32, m: 64, ..case }, &scaled);
+    // Of the later products all lanes but 1, 32 to 47 and 127 are written.
+    let masked = Variant {
+        text: &|text| {
+            let (first, rest) = text.split_once("%desc, %add;").expect("a product");
+            let values = "mov.b32 %r0, 2; mov.b32 %r1, 0xFFFF; mov.b32 %r2, 0; mov.b32 %r3, 0x80000000;";
+            let rest = rest.replace("%desc, %add;", "%desc, {%r0, %r1, %r2, %r3}, %add;");
+            format!("{first}%desc, %add; {values}{rest}")
+        },
+        sum: &|parts, lane| {
+            let left = matches!(lane, 1 | 32..48 | 127);
+            Some(if left { parts[0] } else { parts.iter().sum() })
+        },
+    };
+    check_variant(case, &masked);
+    check_variant(Case { m: 64, ..case }, &masked);
+}
+
+/// Copies 128 rows of 32 bytes of words that count, from matrices of eight rows of 16 bytes, by `copy`, and gives what the
+/// 128 lanes of 8 columns hold, where other instructions wrote `old`.
+fn copied(copy: &str, old: u32) -> Vec<Vec<u32>> {
+    let mut text = format!(
+        ".version 8.6\n.target sm_100a\n.address_size 64\n.visible .entry k(.param .u64 out)\n.reqntid 128\n{{
+    .reg .pred %first, %zero, %p; .reg .b32 %r<8>, %t, %warp, %tile, %bar, %mem, %at, %i; .reg .b64 %desc, %out, %o;
+    .shared .align 16 .b8 tile[4096]; .shared .align 8 .b64 bar; .shared .align 4 .b32 mem;
+    mov.u32 %t, %tid.x; shr.u32 %warp, %t, 5; mov.u32 %tile, tile; mov.u32 %bar, bar;
+    setp.eq.u32 %first, %t, 0; setp.eq.u32 %zero, %warp, 0; mov.u32 %i, %t;
+FILL:
+    shl.b32 %at, %i, 2; add.u32 %at, %tile, %at; st.shared.b32 [%at], %i; add.u32 %i, %i, 128;
+    setp.lt.u32 %p, %i, 1024; @%p bra FILL;
+    fence.proxy.async.shared::cta; @%first mbarrier.init.shared.b64 [%bar], 1;
+    @!%zero bra ALLOCATED;
+    mov.u32 %at, mem; tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%at], 32;
+ALLOCATED:
+    tcgen05.fence::before_thread_sync; bar.sync 0; tcgen05.fence::after_thread_sync;
+    ld.shared.b32 %mem, [mem]; shl.b32 %at, %warp, 21; add.u32 %at, %mem, %at; mov.u32 %i, {old};
+    tcgen05.st.sync.aligned.32x32b.x8.b32 [%at], {{%i, %i, %i, %i, %i, %i, %i, %i}};
+    tcgen05.wait::st.sync.aligned; tcgen05.fence::before_thread_sync; bar.sync 0; tcgen05.fence::after_thread_sync;
+    @!%first bra ISSUED;
+    shr.u32 %i, %tile, 4; cvt.u64.u32 %desc, %i; or.b64 %desc, %desc, {};
+    {copy}
+    tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%bar];
+ISSUED:
+    bar.warp.sync -1;
+WAIT:
+    mbarrier.try_wait.parity.shared.b64 %p, [%bar], 0; @!%p bra WAIT;
+    tcgen05.fence::after_thread_sync;
+    tcgen05.ld.sync.aligned.32x32b.x8.b32 {{%r0, %r1, %r2, %r3, %r4, %r5, %r6, %r7}}, [%at];
+    tcgen05.wait::ld.sync.aligned;
+    ld.param.u64 %out, [out]; mul.wide.u32 %o, %t, 32; add.u64 %out, %out, %o;
+    st.v4.b32 [%out], {{%r0, %r1, %r2, %r3}}; st.v4.b32 [%out+16], {{%r4, %r5, %r6, %r7}};
+    tcgen05.fence::before_thread_sync; bar.sync 0;
+    @!%zero bra DONE;
+    tcgen05.dealloc.cta_group::1.sync.aligned.b32 %mem, 32;
+DONE:
+    ret;\n",
+        // Matrices along a row 128 bytes apart, and along the rows 256 bytes.
+        8u64 << 16 | 16 << 32 | 1 << 46
+    );
+    text += "}\n";
+    assemble(&text);
+    run(&text, &[vec![0; 4096]], &LaunchConfig::linear(1, 128)).chunks(8).map(<[u32]>::to_vec).collect()
+}
+
+#[test]
+fn copies_go_to_the_lanes_that_their_shapes_name() {
+    // Word `w` of a row, in matrices of eight rows of four words.
+    let word = |row: usize, w: usize| (row / 8 * 64 + w / 4 * 32 + row % 8 * 4 + w % 4) as u32;
+    let old = 77_777;
+    // The row that a lane has, and the words of it.
+    type Rows<'a> = &'a dyn Fn(usize) -> Option<usize>;
+    let cases: [(&str, Rows<'_>, usize); 7] = [
+        ("128x256b [%mem]", &Some, 8),
+        ("128x128b [%mem]", &Some, 4),
+        ("4x256b [%mem]", &|lane| (lane % 32 == 0).then_some(lane / 32), 8),
+        ("4x256b [%i]", &|lane| (lane % 32 == 28).then_some(lane / 32), 8),
+        ("64x128b.warpx2::02_13 [%mem]", &|lane| Some(lane % 64), 4),
+        ("64x128b.warpx2::01_23 [%mem]", &|lane| Some(lane / 64 * 32 + lane % 32), 4),
+        ("32x128b.warpx4 [%mem]", &|lane| Some(lane % 32), 4),
+    ];
+    for (shape, row, words) in cases {
+        let copy = format!("add.u32 %i, %mem, {}; tcgen05.cp.cta_group::1.{shape}, %desc;", 28 << 16);
+        for (lane, got) in copied(&copy, old).iter().enumerate() {
+            for (w, got) in got.iter().enumerate() {
+                let want = row(lane).filter(|_| w < words).map_or(old, |row| word(row, w));
+                assert_eq!(*got, want, "{shape}: lane {lane}, word {w}");
+            }
+        }
+    }
 }
 
 #[test]
@@ -394,5 +504,118 @@ fn the_first_factor_may_be_in_tensor_memory() {
     for types in [F16, TF32, E4M3_E5M2, I8] {
         check(Case { types, ..case });
         check(Case { types, m: 64, ..case });
+    }
+}
+
+/// Where register `r` of lane `t` lies: lane and column from the start of the access on. The numbers are the strides of the
+/// layouts in CuTe's `copy_traits_sm100.hpp`, in bits.
+fn fragment(shape: &str, t: u32, r: u32, split: u32) -> (u32, u32) {
+    let (width, bit) = match shape {
+        "32x32b" => return (t, r),
+        "16x32bx2" => return (t % 16, r + t / 16 * split),
+        "16x64b" => (64, 512 * (t % 2) + 32 * (t / 2 % 2) + 64 * (t / 4)),
+        "16x128b" => (128, 32 * (t % 4) + 128 * (t / 4) + 1024 * (r % 2)),
+        "16x256b" => (256, 64 * (t % 4) + 256 * (t / 4) + 32 * (r % 2) + 2048 * (r / 2 % 2)),
+        other => panic!("{other}"),
+    };
+    let pieces = r / (width / 64).max(1);
+    (bit / width, bit % width / 32 + pieces * width / 32)
+}
+
+/// One warp: stores words to 64 columns, from `t` in `stored`, and gives what it loads as `loaded`.
+fn through_tensor_memory(store: &str, stored: &[Vec<u32>], load: &str, loaded: usize) -> Vec<Vec<u32>> {
+    let registers = |n: usize| (0..n).map(|i| format!("%r{i}")).collect::<Vec<_>>().join(", ");
+    let mut text = String::new();
+    write!(
+        text,
+        ".version 8.6\n.target sm_100a\n.address_size 64\n.visible .entry k(.param .u64 words, .param .u64 out)\n.reqntid 32\n{{
+    .reg .b32 %r<128>, %t, %at, %mem; .reg .b64 %in, %out, %o; .shared .align 4 .b32 mem;
+    mov.u32 %t, %tid.x; mov.u32 %at, mem;
+    ld.param.u64 %in, [words]; ld.param.u64 %out, [out];
+    mul.wide.u32 %o, %t, {}; add.u64 %in, %in, %o; mul.wide.u32 %o, %t, {}; add.u64 %out, %out, %o;
+    tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%at], 64;
+    bar.sync 0; ld.shared.b32 %mem, [mem]; mov.b32 %r0, 0;\n",
+        4 * stored[0].len(),
+        4 * loaded
+    )
+    .expect("text");
+    for column in 0..64 {
+        writeln!(text, "    tcgen05.st.sync.aligned.32x32b.x1.b32 [%mem+{column}], {{%r0}};").expect("text");
+    }
+    for i in 0..stored[0].len() {
+        writeln!(text, "    ld.b32 %r{i}, [%in+{}];", 4 * i).expect("text");
+    }
+    let stores = store.replace("SRCS", &registers(stored[0].len()));
+    let loads = load.replace("DSTS", &registers(loaded));
+    write!(
+        text,
+        "    {stores}\n    tcgen05.wait::st.sync.aligned;\n    {loads}\n    tcgen05.wait::ld.sync.aligned;\n"
+    )
+    .expect("text");
+    for i in 0..loaded {
+        writeln!(text, "    st.b32 [%out+{}], %r{i};", 4 * i).expect("text");
+    }
+    text += "    tcgen05.dealloc.cta_group::1.sync.aligned.b32 %mem, 64;\n    ret;\n}\n";
+    assemble(&text);
+    let words = stored.concat().into_iter().flat_map(u32::to_le_bytes).collect();
+    let config = LaunchConfig::linear(1, 32);
+    let out = run(&text, &[words, vec![0; 32 * loaded * 4]], &config);
+    out.chunks(loaded).map(<[u32]>::to_vec).collect()
+}
+
+#[test]
+fn fragments_of_loads_and_stores_are_those_of_the_shapes() {
+    for (shape, count, registers) in
+        [("32x32b", 4, 4), ("16x64b", 4, 4), ("16x128b", 2, 4), ("16x256b", 2, 8), ("16x32bx2", 4, 4)]
+    {
+        let split = if shape == "16x32bx2" { 16 } else { 0 };
+        let imm = if split != 0 { ", 16" } else { "" };
+        let words = |len: u32, f: &dyn Fn(u32, u32) -> u32| -> Vec<Vec<u32>> {
+            (0..32).map(|t| (0..len).map(|i| f(t, i)).collect()).collect()
+        };
+        // A load of the shape of what 32 columns hold.
+        let plain = "tcgen05.st.sync.aligned.32x32b.x32.b32 [%mem], {SRCS};";
+        let load = format!("tcgen05.ld.sync.aligned.{shape}.x{count}.b32 {{DSTS}}, [%mem]{imm};");
+        let got = through_tensor_memory(plain, &words(32, &|t, i| t << 16 | i), &load, registers);
+        for (t, lane) in (0..).zip(&got) {
+            for (r, word) in (0..).zip(lane) {
+                let (row, column) = fragment(shape, t, r, split);
+                assert_eq!(*word, row << 16 | column, "{shape}: lane {t}, register {r}");
+            }
+        }
+        // A store of the shape, seen by rows.
+        let store = format!("tcgen05.st.sync.aligned.{shape}.x{count}.b32 [%mem]{imm}, {{SRCS}};");
+        let plain = "tcgen05.ld.sync.aligned.32x32b.x32.b32 {DSTS}, [%mem];";
+        let stored = words(registers as u32, &|t, r| t << 16 | r | 1 << 31);
+        let got = through_tensor_memory(&store, &stored, plain, 32);
+        let mut want = vec![vec![0; 32]; 32];
+        for t in 0..32 {
+            for r in 0..registers as u32 {
+                let (row, column) = fragment(shape, t, r, split);
+                want[row as usize][column as usize] = t << 16 | r | 1 << 31;
+            }
+        }
+        assert_eq!(got, want, "{shape}");
+    }
+}
+
+#[test]
+fn packed_registers_hold_the_low_halves_of_two_columns() {
+    let stored: Vec<Vec<u32>> =
+        (0..32).map(|t| vec![t << 24 | 0xA_0001, t << 24 | 0xB_0002 | t << 8]).collect();
+    let store = "tcgen05.st.sync.aligned.32x32b.x2.b32 [%mem], {SRCS};";
+    let load = "tcgen05.ld.sync.aligned.32x32b.x1.pack::16b.b32 {DSTS}, [%mem];";
+    let got = through_tensor_memory(store, &stored, load, 1);
+    for (t, words) in (0..).zip(&got) {
+        assert_eq!(words[0], 1 | (2 | t << 8) << 16, "lane {t}");
+    }
+    let store = "tcgen05.st.sync.aligned.16x64b.x1.unpack::16b.b32 [%mem], {SRCS};";
+    let stored: Vec<Vec<u32>> = (0..32).map(|t| vec![0xBEEF_0000 | t]).collect();
+    let got =
+        through_tensor_memory(store, &stored, "tcgen05.ld.sync.aligned.32x32b.x4.b32 {DSTS}, [%mem];", 4);
+    for t in 0..32 {
+        let (row, column) = fragment("16x64b", t, 0, 0);
+        let words = &got[row as usize][2 * column as usize..];
+        assert_eq!(words[..2], [t, 0xBEEF], "lane {t}");
     }
 }

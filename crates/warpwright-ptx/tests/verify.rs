@@ -151,6 +151,7 @@ fn tensor_memory_is_used_as_its_instructions_say() {
     tcgen05.mma.cta_group::1.kind::f16 [%r0], %rd0, %r0, %r0, %p0; // error[V-TYPE-2]: the second operand
     tcgen05.mma.cta_group::1.kind::f8f6f4 [%r0], %rd0, %rd0, %r0, %p0, 2; // error[V-TYPE-1]: there is no
     tcgen05.mma.cta_group::2.kind::f16 [%r0], %rd0, %rd0, %r0, {%r0, %r0, %r0, %r0}, %p0; // error[V-TYPE-1]: there is no
+    tcgen05.mma.cta_group::1.kind::f16 [%r0], %rd0, %rd0, %r0, {%r0, %r0, %r0, 1}, %p0; // error[V-TYPE-3]: the mask of lanes
     @%p0 tcgen05.wait::ld.sync.aligned;
     ret;
 }

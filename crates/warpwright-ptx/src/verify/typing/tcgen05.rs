@@ -68,7 +68,7 @@ pub(super) fn tcgen05(cx: &mut Checker<'_>, inst: &Tcgen05) {
                 memory(cx, scales.a);
                 memory(cx, scales.b);
             }
-            m.disabled.iter().for_each(|o| source(cx, *o, U32, "the mask of lanes"));
+            m.disabled.iter().for_each(|o| only_register(cx, *o, U32, "the mask of lanes"));
             predicate(cx, m.accumulate, "enable-input-d");
         }
         Tcgen05::Relinquish { .. } | Tcgen05::Wait { .. } | Tcgen05::Fence { .. } => {}

@@ -1,6 +1,8 @@
 //! Products, copies and commits as they are issued: what they may not do is found here.
 
 use super::super::Issuer;
+use warpwright_ptx::Tcgen05CopyShape;
+
 use super::super::queue::{Pending, Work};
 use super::super::reach::Spot;
 use super::instruction::{Instruction, Stored};
@@ -187,7 +189,18 @@ impl Context<'_> {
         if let Some(races) = &mut self.races {
             races.issue(issuer.warp);
         }
-        written.iter().for_each(|area| self.block.shared.tensor.define(area));
+        let disabled = if let TensorWork::Product(work) = &work { work.disabled } else { 0 };
+        for area in written {
+            let lanes = area.start.lane..area.start.lane + area.lanes;
+            if disabled == 0 {
+                self.block.shared.tensor.define(area);
+                continue;
+            }
+            for lane in lanes.filter(|lane| disabled >> lane & 1 == 0) {
+                let one = Area { start: Cell { lane, ..area.start }, lanes: 1, ..*area };
+                self.block.shared.tensor.define(&one);
+            }
+        }
         let thread = (issuer.rank, issuer.warp, issuer.lanes.trailing_zeros());
         self.cluster.asynchronous.uncommitted.entry(thread).or_default().push(id);
         self.enqueue(Pending { id, issuer, view: View::default(), work: Work::Tensor(work) });
@@ -204,10 +217,12 @@ impl Context<'_> {
             .chunk_by(|a, b| a + 1 == *b)
             .map(|run| Area { start: Cell { lane: run[0], ..copy.to }, lanes: run.len() as u32, columns })
             .collect();
-        if copy.to.lane != 0 {
-            let message =
-                format!("copies to lane {} of tensor memory; a copy begins at lane 0", copy.to.lane);
-            self.tensor_problem(warp, issuer, "misaligned", message, "leave the upper half of the address 0");
+        // Four rows go to any lane of the quarters.
+        let first = if copy.shape == Tcgen05CopyShape::R4B256 { 32 } else { 1 };
+        if copy.to.lane >= first {
+            let message = format!("copies to lane {} of tensor memory", copy.to.lane);
+            let help = "a copy begins at lane 0, and one of four rows at a lane of the first quarter";
+            self.tensor_problem(warp, issuer, "misaligned", message, help);
             return;
         }
         if let Some(what) = copy.from.offset_problem(Major::K, u64::from(rows)) {

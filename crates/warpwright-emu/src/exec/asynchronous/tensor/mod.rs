@@ -33,8 +33,8 @@ const QUARTER: u32 = 32;
 fn fragment(access: Tcgen05Access, lane: u32, register: u32) -> (u32, u32) {
     match access.shape {
         Tcgen05Shape::L32B32 => (lane, register),
-        // Two columns: even lanes have the first. Bit 1 of the lane selects the upper eight lanes.
-        Tcgen05Shape::L16B64 => ((lane >> 1 & 1) * 8 + (lane >> 2), 2 * register + (lane & 1)),
+        // Odd lanes have the upper eight lanes, and bit 1 selects one of two columns.
+        Tcgen05Shape::L16B64 => (8 * (lane & 1) + (lane >> 2), 2 * register + (lane >> 1 & 1)),
         Tcgen05Shape::L16B128 => (lane / 4 + 8 * (register & 1), 4 * (register >> 1) + lane % 4),
         Tcgen05Shape::L16B256 => {
             (lane / 4 + 8 * (register >> 1 & 1), 8 * (register >> 2) + 2 * (lane % 4) + (register & 1))

@@ -147,8 +147,9 @@ pub(super) const fn copy_size(shape: Tcgen05CopyShape) -> (u32, u32) {
     }
 }
 
-/// The lanes that get a row of a copy. That four rows go to the first lanes of the quarters, and that pairs of quarters get
-/// the first 32 rows and then the others in the order of their names, is what the figures of the PTX ISA are taken to show.
+/// The lanes that get a row of a copy, from the lane of the address on, as CuTe's `copy_traits_sm100.hpp` has them: four rows
+/// go to one lane of each quarter, and what is sent to pairs of quarters is the first 32 rows to one pair and the others to
+/// the other.
 pub(super) fn copy_lanes(copy: &Copying, row: u32) -> Vec<u32> {
     match (copy.shape, copy.multicast) {
         (Tcgen05CopyShape::R4B256, _) => vec![32 * row],
