@@ -147,28 +147,10 @@ fn image(rows: &[Vec<u8>], types: Types, layout: Layout) -> (Vec<u8>, [usize; 4]
     (out, fields)
 }
 
-/// The kernel of a case: shared memory comes as it is to be from `image`; four products make the tile's sums.
-fn kernel(case: Case, fields: [usize; 4]) -> String {
-    let Case { m, n, types, layout, a_in_memory } = case;
-    let transposed = u32::from(layout == Layout::Transposed);
-    let a_transposed = if a_in_memory { 0 } else { transposed };
-    let [a_code, b_code] = types.codes;
-    let instruction = types.sums << 4
-        | a_code << 7
-        | b_code << 10
-        | a_transposed << 15
-        | transposed << 16
-        | (n as u32 / 8) << 17
-        | (m as u32 / 16) << 24;
-    let [leading, stride, swizzle, step] = fields;
-    let upper = (leading as u64 / 16) << 16 | (stride as u64 / 16) << 32 | 1 << 46 | (swizzle as u64) << 61;
-    let columns = (n + 32).next_power_of_two().max(64);
-    let bytes = (m + n) * TILE;
-    let mut t = String::new();
-    let w = &mut t;
-    write!(
-        w,
-        ".version 8.6\n.target sm_100a\n.address_size 64\n.extern .shared .align 1024 .b8 tiles[];\n
+/// The first part of a kernel: fills shared memory with `bytes` bytes of `image`, prepares an mbarrier and allocates columns.
+fn kernel_head(bytes: usize, columns: usize) -> String {
+    format!(
+        ".version 8.8\n.target sm_100a\n.address_size 64\n.extern .shared .align 1024 .b8 tiles[];\n
 .visible .entry k(.param .u64 image, .param .u64 a, .param .u64 d)\n.reqntid 128\n{{
     .reg .pred %p, %first, %zero, %add; .reg .b32 %r<128>; .reg .b32 %t, %warp, %tiles, %i, %bar, %mem, %at, %desc, %quarter;
     .reg .b64 %rd<8>; .reg .b64 %da, %db, %out;
@@ -194,7 +176,68 @@ ALLOCATED:
     ld.shared.b32 %mem, [mem];
 "
     )
+}
+
+/// The last part of a kernel: commits, waits, writes `n` columns of `m` rows to `d` and frees the columns.
+fn kernel_tail(w: &mut String, m: usize, n: usize, columns: usize) {
+    write!(
+        w,
+        "    tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%bar];
+ISSUED:
+    bar.warp.sync -1;
+WAIT:
+    mbarrier.try_wait.parity.shared.b64 %p, [%bar], 0; @!%p bra WAIT;
+    tcgen05.fence::after_thread_sync;
+    add.u32 %at, %mem, %quarter; mul.wide.u32 %rd1, %t, {}; add.u64 %out, %out, %rd1;\n",
+        4 * n
+    )
     .expect("text");
+    let piece = if n.is_multiple_of(32) { 32 } else { 8 };
+    for column in (0..n).step_by(piece) {
+        let registers: Vec<String> = (0..piece).map(|i| format!("%r{i}")).collect();
+        write!(
+            w,
+            "    tcgen05.ld.sync.aligned.32x32b.x{piece}.b32 {{{}}}, [%at+{column}];\n    tcgen05.wait::ld.sync.aligned;\n",
+            registers.join(", ")
+        )
+        .expect("text");
+        // Of 64 rows half of the lanes hold none.
+        let guard = if m == 64 { "and.b32 %i, %t, 31; setp.lt.u32 %p, %i, 16; @%p " } else { "" };
+        for (i, register) in registers.iter().enumerate() {
+            let guard = if i == 0 || guard.is_empty() { guard } else { "@%p " };
+            writeln!(w, "    {guard}st.global.b32 [%out+{}], {register};", 4 * (column + i)).expect("text");
+        }
+    }
+    write!(
+        w,
+        "    tcgen05.fence::before_thread_sync; bar.sync 0;
+    @!%zero bra DONE;
+    tcgen05.fence::after_thread_sync;
+    tcgen05.dealloc.cta_group::1.sync.aligned.b32 %mem, {columns};
+DONE:
+    ret;\n}}\n"
+    )
+    .expect("text");
+}
+
+/// The kernel of a case: shared memory comes as it is to be from `image`; four products make the tile's sums.
+fn kernel(case: Case, fields: [usize; 4]) -> String {
+    let Case { m, n, types, layout, a_in_memory } = case;
+    let transposed = u32::from(layout == Layout::Transposed);
+    let a_transposed = if a_in_memory { 0 } else { transposed };
+    let [a_code, b_code] = types.codes;
+    let instruction = types.sums << 4
+        | a_code << 7
+        | b_code << 10
+        | a_transposed << 15
+        | transposed << 16
+        | (n as u32 / 8) << 17
+        | (m as u32 / 16) << 24;
+    let [leading, stride, swizzle, step] = fields;
+    let upper = (leading as u64 / 16) << 16 | (stride as u64 / 16) << 32 | 1 << 46 | (swizzle as u64) << 61;
+    let columns = (n + 32).next_power_of_two().max(64);
+    let mut t = kernel_head((m + n) * TILE, columns);
+    let w = &mut t;
     if a_in_memory {
         // Every thread stores the row that its lane has: 32 words behind D.
         let row = if m == 128 {
@@ -242,44 +285,7 @@ ALLOCATED:
         )
         .expect("text");
     }
-    write!(
-        w,
-        "    tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%bar];
-ISSUED:
-    bar.warp.sync -1;
-WAIT:
-    mbarrier.try_wait.parity.shared.b64 %p, [%bar], 0; @!%p bra WAIT;
-    tcgen05.fence::after_thread_sync;
-    add.u32 %at, %mem, %quarter; mul.wide.u32 %rd1, %t, {}; add.u64 %out, %out, %rd1;\n",
-        4 * n
-    )
-    .expect("text");
-    let piece = if n % 32 == 0 { 32 } else { 8 };
-    for column in (0..n).step_by(piece) {
-        let registers: Vec<String> = (0..piece).map(|i| format!("%r{i}")).collect();
-        write!(
-            w,
-            "    tcgen05.ld.sync.aligned.32x32b.x{piece}.b32 {{{}}}, [%at+{column}];\n    tcgen05.wait::ld.sync.aligned;\n",
-            registers.join(", ")
-        )
-        .expect("text");
-        // Of 64 rows half of the lanes hold none.
-        let guard = if m == 64 { "and.b32 %i, %t, 31; setp.lt.u32 %p, %i, 16; @%p " } else { "" };
-        for (i, register) in registers.iter().enumerate() {
-            let guard = if i == 0 || guard.is_empty() { guard } else { "@%p " };
-            writeln!(w, "    {guard}st.global.b32 [%out+{}], {register};", 4 * (column + i)).expect("text");
-        }
-    }
-    write!(
-        w,
-        "    tcgen05.fence::before_thread_sync; bar.sync 0;
-    @!%zero bra DONE;
-    tcgen05.fence::after_thread_sync;
-    tcgen05.dealloc.cta_group::1.sync.aligned.b32 %mem, {columns};
-DONE:
-    ret;\n}}\n"
-    )
-    .expect("text");
+    kernel_tail(w, m, n, columns);
     t
 }
 
@@ -618,4 +624,147 @@ fn packed_registers_hold_the_low_halves_of_two_columns() {
         let words = &got[row as usize][2 * column as usize..];
         assert_eq!(words[..2], [t, 0xBEEF], "lane {t}");
     }
+}
+
+/// A kind of product with scales.
+#[derive(Clone, Copy, Debug)]
+struct Scaled {
+    kind: &'static str,
+    types: Types,
+    /// Scales of a row.
+    per_row: usize,
+    /// Whether scales are powers of two.
+    powers: bool,
+    /// The bytes of a word with the first scale.
+    bytes: [u32; 2],
+    n: usize,
+}
+
+/// A scale of row `r` as its code and value.
+fn scale(r: usize, i: usize, which: usize, powers: bool) -> (u8, f64) {
+    if powers {
+        let exponent = ((r + 3 * i + which) % 5) as i32 - 2;
+        ((127 + exponent) as u8, 2f64.powi(exponent))
+    } else {
+        let value = [0.5, 1.0, 1.5, 3.0][(r + i + which) % 4];
+        (narrow(value, 4, 3) as u8, value)
+    }
+}
+
+/// The scales of rows as `tcgen05.cp.32x128b.warpx4` takes them, 128 rows in 512 bytes, each in the bytes from `first` on.
+fn scale_bytes(rows: usize, case: Scaled, which: usize) -> Vec<u8> {
+    let mut out = vec![0; rows.div_ceil(128) * 512];
+    for r in 0..rows {
+        for i in 0..case.per_row {
+            let place = r / 128 * 512 + r % 32 * 16 + r % 128 / 32 * 4 + case.bytes[which] as usize + i;
+            out[place] = scale(r, i, which, case.powers).0;
+        }
+    }
+    out
+}
+
+fn check_scaled(case: Scaled) {
+    let Scaled { kind, types, per_row, powers, bytes, n } = case;
+    let k = if types.codes[0] == 1 && types.bits == 4 { 64 } else { 32 };
+    let matrix = |rows: usize, step: usize, which: usize| -> Vec<Vec<f64>> {
+        (0..rows).map(|r| (0..k).map(|c| number(r * 31 + c, step, types, which)).collect()).collect()
+    };
+    let (a, b) = (matrix(128, 3, 0), matrix(n, 2, 1));
+    // Rows of 32 bytes, in matrices of eight rows of 16 bytes.
+    let tile = |rows: &[Vec<f64>], which: usize| -> Vec<u8> {
+        let mut out = vec![0; rows.len() * 32];
+        for (r, row) in rows.iter().enumerate() {
+            let row = if types.bits == 4 {
+                let codes: Vec<u32> = row.iter().map(|v| narrow(*v, 2, 1)).collect();
+                codes.chunks(2).map(|two| (two[0] | two[1] << 4) as u8).collect()
+            } else {
+                row_bytes(row, types, which)
+            };
+            for (at, byte) in row.into_iter().enumerate() {
+                out[r / 8 * 256 + at / 16 * 128 + r % 8 * 16 + at % 16] = byte;
+            }
+        }
+        out
+    };
+    let parts = [tile(&a, 0), tile(&b, 1), scale_bytes(128, case, 0), scale_bytes(n, case, 1)];
+    let starts = [0, 4096, 4096 + 32 * n, 4608 + 32 * n];
+    let shared: Vec<u8> = parts.concat();
+    let [a_code, b_code] = types.codes;
+    let instruction = bytes[1] << 4
+        | a_code << 7
+        | b_code << 10
+        | (n as u32 / 8) << 17
+        | u32::from(powers) << 23
+        | 8 << 24
+        | bytes[0] << 29;
+    let upper = 8u64 << 16 | 16 << 32 | 1 << 46;
+    // Matrices of scales are one behind the other.
+    let scales_upper = 1u64 << 16 | 8 << 32 | 1 << 46;
+    let columns = (n + 12).next_power_of_two();
+    let mut text = kernel_head(shared.len(), columns);
+    writeln!(text, "    @!%first bra ISSUED;").expect("text");
+    let descriptor = |at: usize, upper: u64| {
+        format!(
+            "add.u32 %at, %tiles, {at}; shr.u32 %at, %at, 4; cvt.u64.u32 %da, %at; or.b64 %da, %da, {upper};"
+        )
+    };
+    let copies = [(starts[2], n)]
+        .into_iter()
+        .chain((0..n.div_ceil(128)).map(|i| (starts[3] + 512 * i, n + 4 + 4 * i)));
+    for (at, column) in copies {
+        writeln!(
+            text,
+            "    {} add.u32 %at, %mem, {column}; tcgen05.cp.cta_group::1.32x128b.warpx4 [%at], %da;",
+            descriptor(at, scales_upper)
+        )
+        .expect("text");
+    }
+    write!(
+        text,
+        "    {} mov.b64 %db, %da; {}
+    mov.b32 %desc, {instruction}; add.u32 %at, %mem, {n}; add.u32 %i, %at, 4;
+    tcgen05.mma.cta_group::1.kind::{kind} [%mem], %da, %db, %desc, [%at], [%i], %add;\n",
+        descriptor(starts[1], upper),
+        descriptor(0, upper)
+    )
+    .expect("text");
+    kernel_tail(&mut text, 128, n, columns);
+    assemble(&text);
+    let config = LaunchConfig { dynamic_shared: shared.len() as u32, ..LaunchConfig::linear(1, 128) };
+    let words = run(&text, &[shared, vec![0; 4], vec![0; 128 * n * 4]], &config);
+    let each = k / per_row;
+    for (row, a) in a.iter().enumerate() {
+        for (column, b) in b.iter().enumerate() {
+            let block = |i: usize| {
+                let sum: f64 = (i * each..(i + 1) * each).map(|k| a[k] * b[k]).sum();
+                sum * scale(row, i, 0, powers).1 * scale(column, i, 1, powers).1
+            };
+            let want: f64 = (0..per_row).map(block).sum();
+            let got = sum_of(words[row * n + column], types);
+            assert!(got == want, "{case:?}: row {row}, column {column}: {got}, not {want}");
+        }
+    }
+}
+
+#[test]
+fn factors_with_scales() {
+    let e2m1 = Types { kind: "mxf4", codes: [1, 1], sums: 1, bits: 4 };
+    let mixed = Types { kind: "f8f6f4", codes: [5, 1], sums: 1, bits: 8 };
+    let mxf8 = Scaled {
+        kind: "mxf8f6f4.block_scale.scale_vec::1X",
+        types: E4M3_E5M2,
+        per_row: 1,
+        powers: true,
+        bytes: [0, 0],
+        n: 64,
+    };
+    check_scaled(mxf8);
+    check_scaled(Scaled { bytes: [3, 1], n: 8, ..mxf8 });
+    check_scaled(Scaled { types: mixed, n: 256, ..mxf8 });
+    let mxf4 =
+        Scaled { kind: "mxf4.block_scale.scale_vec::2X", types: e2m1, per_row: 2, bytes: [0, 2], ..mxf8 };
+    check_scaled(mxf4);
+    let nvf4 = "mxf4nvf4.block_scale.scale_vec::4X";
+    check_scaled(Scaled { kind: nvf4, per_row: 4, powers: false, bytes: [0, 0], n: 136, ..mxf4 });
+    check_scaled(Scaled { kind: nvf4, per_row: 4, bytes: [0, 0], ..mxf4 });
 }

@@ -49,6 +49,15 @@ pub(crate) enum Source {
     Memory(Address),
 }
 
+/// The scales of a product.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scales {
+    pub(crate) a: Address,
+    pub(crate) b: Address,
+    /// Scales of a row.
+    pub(crate) per_row: u32,
+}
+
 /// A product.
 #[derive(Debug)]
 pub(crate) struct Product {
@@ -65,6 +74,7 @@ pub(crate) struct Product {
     pub(crate) accumulate: u32,
     /// D is divided by two to this power.
     pub(crate) scale_d: u8,
+    pub(crate) scales: Option<Scales>,
 }
 
 /// An instruction that every lane runs for itself.

@@ -1,15 +1,15 @@
 //! The fifth generation of tensor cores.
 
 use warpwright_ptx::{
-    Address as Written, AddressBase, Inst, Operand, Reg, ScalarType, StateSpace, Tcgen05, Tcgen05Mma,
-    Tcgen05Source,
+    Address as Written, AddressBase, Inst, Operand, Reg, ScalarType, ScaleVector, StateSpace, Tcgen05,
+    Tcgen05Block, Tcgen05Kind, Tcgen05Mma, Tcgen05ScaleSize, Tcgen05Source,
 };
 
 use super::{Decoder, Result, index};
 use crate::code::asynchronous::{Asynchronous, Place};
 use crate::code::matrix::MatrixOp;
 use crate::code::op::Op;
-use crate::code::tensor::{Address, LaneOp, Product, Source, WarpOp};
+use crate::code::tensor::{Address, LaneOp, Product, Scales, Source, WarpOp};
 
 /// The registers that a load from tensor memory writes later.
 pub(super) fn loaded(inst: &Inst) -> &[Reg] {
@@ -19,6 +19,18 @@ pub(super) fn loaded(inst: &Inst) -> &[Reg] {
             _ => &[],
         },
         _ => &[],
+    }
+}
+
+/// Scales of a row of 32 bytes.
+const fn per_row(kind: Tcgen05Kind, size: Option<Tcgen05ScaleSize>) -> u32 {
+    match (kind, size) {
+        (Tcgen05Kind::MxF8F6F4, _) => 1,
+        (
+            Tcgen05Kind::MxF4NvF4,
+            Some(Tcgen05ScaleSize::Vector(ScaleVector::X4) | Tcgen05ScaleSize::Block(Tcgen05Block::B16)),
+        ) => 4,
+        _ => 2,
     }
 }
 
@@ -109,9 +121,6 @@ impl Decoder<'_> {
     }
 
     fn tcgen05_mma(&mut self, m: &Tcgen05Mma) -> Result<Product> {
-        if m.scales.is_some() {
-            return self.error("the emulator does not execute block-scaled products");
-        }
         if m.shift {
             return self.error("the emulator does not execute `tcgen05.mma` with `.ashift`");
         }
@@ -127,6 +136,14 @@ impl Decoder<'_> {
             disabled: self.sources(&m.disabled, ScalarType::U32)?,
             accumulate: self.pred(m.accumulate)?,
             scale_d: m.scale_d.unwrap_or(0),
+            scales: match m.scales {
+                Some(scales) => Some(Scales {
+                    a: self.tensor_address(scales.a)?,
+                    b: self.tensor_address(scales.b)?,
+                    per_row: per_row(m.kind, scales.size),
+                }),
+                None => None,
+            },
         })
     }
 }

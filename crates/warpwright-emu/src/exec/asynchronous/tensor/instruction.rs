@@ -12,6 +12,9 @@
 //! | 24-28 | M / 16 |
 //! | 30-31 | shift of B, weights only |
 //!
+//! Where factors have scales, D is in f32 and other bits say: 4-5 and 29-30 the byte of the first scale of B and A, 23 the
+//! type of the scales (1 is ue8m0), 31 a longer k.
+//!
 //! Fields and codes are those of the PTX ISA ("Instruction descriptor") and of `InstrDescriptor` in CUTLASS's
 //! `mma_sm100_desc.hpp`; the shapes those of "Matrix shape" for dense products of one block.
 
@@ -28,6 +31,8 @@ pub(super) enum Stored {
     E2m1,
     E2m3,
     E3m2,
+    /// Floats of 4 bits, two to a byte.
+    PackedE2m1,
 }
 
 impl Stored {
@@ -35,7 +40,7 @@ impl Stored {
     pub(super) const fn element(self) -> Element {
         match self {
             Self::Plain(element) => element,
-            Self::E2m1 | Self::E2m3 | Self::E3m2 => Element::E4m3,
+            Self::E2m1 | Self::E2m3 | Self::E3m2 | Self::PackedE2m1 => Element::E4m3,
         }
     }
 
@@ -52,7 +57,7 @@ impl Stored {
             (two >> shift & ((1 << bits) - 1)) as u8
         };
         match self {
-            Self::Plain(_) => chunk,
+            Self::Plain(_) | Self::PackedE2m1 => chunk,
             Self::E2m1 => std::array::from_fn(|i| {
                 let code = packed(4, i);
                 (code & 8) << 4 | [0, 0x30, 0x38, 0x3C, 0x40, 0x44, 0x48, 0x4C][usize::from(code & 7)]
@@ -104,7 +109,8 @@ fn element(kind: Tcgen05Kind, code: u32) -> Option<Stored> {
         (Tcgen05Kind::F16, 0) => Some(Stored::Plain(Element::F16)),
         (Tcgen05Kind::F16, 1) => Some(Stored::Plain(Element::Bf16)),
         (Tcgen05Kind::TF32, 2) => Some(Stored::Plain(Element::Tf32)),
-        (Tcgen05Kind::F8F6F4, code) => float8(code),
+        (Tcgen05Kind::F8F6F4 | Tcgen05Kind::MxF8F6F4, code) => float8(code),
+        (Tcgen05Kind::MxF4 | Tcgen05Kind::MxF4NvF4, 1) => Some(Stored::PackedE2m1),
         (Tcgen05Kind::I8, 0) => Some(Stored::Plain(Element::U8)),
         (Tcgen05Kind::I8, 1) => Some(Stored::Plain(Element::S8)),
         _ => None,
@@ -114,17 +120,23 @@ fn element(kind: Tcgen05Kind, code: u32) -> Option<Stored> {
 impl Instruction {
     /// Bits that no field uses.
     const RESERVED: u32 = 1 << 6 | 1 << 23 | 1 << 29;
+    /// The same where factors have scales.
+    const RESERVED_OF_SCALED: u32 = 1 << 3 | 1 << 6;
 
     /// Reads a descriptor of a dense product of one block; the error says why it is none.
     pub(super) fn decode(kind: Tcgen05Kind, bits: u32) -> Result<Self, String> {
         let field = |at: u32, width: u32| bits >> at & ((1 << width) - 1);
-        if bits & Self::RESERVED != 0 {
-            return Err(format!("has bits {:#x} set, which no field uses", bits & Self::RESERVED));
+        let unused = if kind.is_scaled() { Self::RESERVED_OF_SCALED } else { Self::RESERVED };
+        if bits & unused != 0 {
+            return Err(format!("has bits {:#x} set, which no field uses", bits & unused));
         }
         if field(0, 3) != 0 {
             return Err("is one of a sparse product".to_owned());
         }
-        if field(30, 2) != 0 {
+        if kind.is_scaled() && field(31, 1) != 0 {
+            return Err("has a k of 96, which is not executed".to_owned());
+        }
+        if !kind.is_scaled() && field(30, 2) != 0 {
             return Err("shifts B, which products with `.ws` do".to_owned());
         }
         let factor = |name: &str, at: u32| {
@@ -136,7 +148,7 @@ impl Instruction {
         let integers = kind == Tcgen05Kind::I8;
         let halves = [a, b].iter().all(|f| *f != Stored::Plain(Element::Bf16)) && kind != Tcgen05Kind::TF32;
         let saturate = field(3, 1) == 1;
-        let accumulator = match field(4, 2) {
+        let accumulator = match if kind.is_scaled() { 1 } else { field(4, 2) } {
             0 if halves && !integers => Accumulator::F16,
             1 if !integers => Accumulator::F32,
             2 if integers => Accumulator::S32 { saturate },
@@ -150,7 +162,8 @@ impl Instruction {
         }
         let (m, n) = (16 * field(24, 5), 8 * field(17, 6));
         let fits = match (m, integers) {
-            (64, false) => n.is_multiple_of(8),
+            (128, _) if kind.is_scaled() => n.is_multiple_of(8),
+            (64, false) => n.is_multiple_of(8) && !kind.is_scaled(),
             (64 | 128, true) => n.is_multiple_of(16) || m == 64 && matches!(n, 8 | 24),
             (128, false) => n.is_multiple_of(16),
             _ => false,
@@ -172,7 +185,7 @@ impl Instruction {
 
     /// The common dimension: 32 bytes.
     pub(super) const fn k(&self) -> u32 {
-        256 / self.a.bits()
+        if matches!(self.a, Stored::PackedE2m1) { 64 } else { 256 / self.a.bits() }
     }
 }
 
@@ -198,6 +211,14 @@ mod tests {
     }
 
     #[test]
+    fn fields_of_scaled_products_are_read() {
+        let read = Instruction::decode(Tcgen05Kind::MxF4, bits(1) ^ 1 << 4 | 1 << 23 | 2 << 29)
+            .expect("a descriptor");
+        assert_eq!((read.m, read.n, read.k(), read.a), (128, 64, 64, Stored::PackedE2m1));
+        assert_eq!(read.accumulator, Accumulator::F32);
+    }
+
+    #[test]
     fn what_means_nothing_is_refused() {
         for (kind, bits, why) in [
             (Tcgen05Kind::F16, bits(1) | 1 << 6, "no field uses"),
@@ -213,6 +234,10 @@ mod tests {
             (Tcgen05Kind::F16, bits(1) ^ 8 << 24 | 16 << 24, "256 x 64"),
             (Tcgen05Kind::TF32, bits(2) | 1 << 15, "tf32"),
             (Tcgen05Kind::F8F6F4, bits(5) | 1 << 15, "less than 8 bits"),
+            (Tcgen05Kind::MxF4, bits(1) ^ 1 << 4 | 1 << 31, "k of 96"),
+            (Tcgen05Kind::MxF4, bits(1) ^ 1 << 4 | 1 << 15, "less than 8 bits"),
+            (Tcgen05Kind::MxF8F6F4, bits(2), "gives A the type 2"),
+            (Tcgen05Kind::MxF8F6F4, bits(0) ^ 8 << 24 | 4 << 24, "64 x 64"),
         ] {
             let problem = Instruction::decode(kind, bits).expect_err(why);
             assert!(problem.contains(why), "{problem}");

@@ -7,6 +7,7 @@ use super::super::queue::{Pending, Work};
 use super::super::reach::Spot;
 use super::instruction::{Instruction, Stored};
 use super::perform::{Copying, Multiplying, Source, TensorWork, chunks, copy_lanes, copy_size, row_areas};
+use super::scaled::Scaling;
 use super::watch::Use;
 use crate::code::asynchronous::Place;
 use crate::code::layout::Slot;
@@ -276,7 +277,7 @@ impl Context<'_> {
             }
             tensor::Source::Memory(at) => {
                 let at = cell(warp, lane, at);
-                if !matches!(a, Stored::Plain(_)) {
+                if !matches!(a, Stored::Plain(_) | Stored::PackedE2m1) {
                     return self.not_executed(issuer, "products of A in tensor memory of less than 8 bits");
                 }
                 if at.lane != d.lane || a_major == Major::Mn {
@@ -296,8 +297,29 @@ impl Context<'_> {
         {
             return;
         }
+        let scaling = match product.scales {
+            Some(scales) => match Scaling::decode(product.kind, scales.per_row, bits) {
+                Ok((ty, bytes)) => {
+                    let [a, b] =
+                        [scales.a, scales.b].map(|at| Scaling::place(cell(warp, lane, at).address()));
+                    let scaling = Scaling { ty, per_row: scales.per_row, a, b, bytes };
+                    let areas = scaling.areas(m, n);
+                    if !self.tensor_covers(warp, issuer, &areas, "reads scales from") {
+                        return;
+                    }
+                    read.extend(areas);
+                    Some(scaling)
+                }
+                Err(what) => {
+                    let message = format!("the instruction descriptor {what}: {bits:#010x}");
+                    let help = "types, shape and bytes of scales go in as the kind has them";
+                    return self.tensor_problem(warp, issuer, "bad-descriptor", message, help);
+                }
+            },
+            None => None,
+        };
         let accumulate = warp.regs.pred[product.accumulate as usize] >> lane & 1 == 1;
-        self.tensor_defined(warp, issuer, &read, "reads A from");
+        self.tensor_defined(warp, issuer, &read, "reads a factor from");
         if accumulate {
             self.tensor_defined(warp, issuer, &written, "adds to");
         }
@@ -308,7 +330,8 @@ impl Context<'_> {
         let disabled = masks
             .fold(0u128, |all, (i, row)| all | u128::from(warp.regs.r32[*row as usize].0[lane]) << (32 * i));
         let scale_d = product.scale_d;
-        let work = Multiplying { instruction, d, a: source, b: b_from, accumulate, disabled, scale_d };
+        let work =
+            Multiplying { instruction, d, a: source, b: b_from, accumulate, disabled, scale_d, scaling };
         let work = TensorWork::Product(Box::new(work));
         self.queue_tensor(issuer, "tcgen05.mma", reads, (&read, &written), work);
     }

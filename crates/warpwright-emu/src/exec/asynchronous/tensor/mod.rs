@@ -10,6 +10,7 @@
 mod instruction;
 mod issue;
 mod perform;
+mod scaled;
 mod watch;
 
 use warpwright_ptx::{Tcgen05Access, Tcgen05Shape};

@@ -5,6 +5,7 @@ use warpwright_ptx::{Tcgen05CopyShape, Tcgen05Multicast};
 use super::super::reach::Spot;
 use super::super::{Issuer, State};
 use super::instruction::{Instruction, Stored};
+use super::scaled::{self, Scaling};
 use crate::block::SharedMemory;
 use crate::code::matrix::{Accumulator, Major};
 use crate::context::Context;
@@ -36,6 +37,7 @@ pub(in crate::exec::asynchronous) struct Multiplying {
     /// Lanes that are not written.
     pub(super) disabled: u128,
     pub(super) scale_d: u8,
+    pub(super) scaling: Option<Scaling>,
 }
 
 /// A copy from shared to tensor memory.
@@ -104,9 +106,9 @@ pub(super) fn row_areas(m: u32, start: Cell, columns: u32) -> Vec<Area> {
 }
 
 /// D of a product in tensor memory.
-struct InMemory<'a> {
-    tensor: &'a mut TensorMemory,
-    work: &'a Multiplying,
+pub(super) struct InMemory<'a> {
+    pub(super) tensor: &'a mut TensorMemory,
+    pub(super) work: &'a Multiplying,
 }
 
 impl Sums for InMemory<'_> {
@@ -191,9 +193,13 @@ impl Context<'_> {
                 })
                 .collect(),
         };
+        let b_rows = read_shared(shared, (work.b, b_major, b, n));
+        if let Some(scaling) = &work.scaling {
+            return scaled::multiply(&mut self.block.shared.tensor, work, scaling, (&a_rows, &b_rows));
+        }
         let factors = Factors {
             a: a_rows,
-            b: read_shared(shared, (work.b, b_major, b, n)),
+            b: b_rows,
             a_element: a.element(),
             b_element: b.element(),
             accumulator,
