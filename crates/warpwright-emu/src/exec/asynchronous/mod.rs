@@ -230,6 +230,11 @@ impl Context<'_> {
     /// Records a finding of one thread.
     #[cold]
     fn report(&mut self, key: Key, site: Site, remark: Remark) {
+        self.report_as(Severity::Error, key, site, remark);
+    }
+
+    #[cold]
+    fn report_as(&mut self, severity: Severity, key: Key, site: Site, remark: Remark) {
         let on = match key.tool {
             Tool::Memcheck => self.checks.memcheck,
             Tool::Initcheck => self.checks.initcheck,
@@ -238,7 +243,7 @@ impl Context<'_> {
         };
         if on {
             self.findings.record(key, site, || Event {
-                severity: Severity::Error,
+                severity,
                 message: remark.message,
                 help: remark.help.to_owned(),
                 address: remark.address,
@@ -253,6 +258,14 @@ impl Context<'_> {
         let site = self.site_of(issuer.rank, issuer.warp, issuer.lanes.trailing_zeros());
         let other_pc = remark.other.and_then(|o| o.pc);
         self.report(Key { tool, kind, pc: issuer.pc, other_pc }, site, remark);
+    }
+
+    /// The same as a warning.
+    #[cold]
+    fn warn_of(&mut self, issuer: Issuer, tool: Tool, kind: &'static str, remark: Remark) {
+        let site = self.site_of(issuer.rank, issuer.warp, issuer.lanes.trailing_zeros());
+        let other_pc = remark.other.and_then(|o| o.pc);
+        self.report_as(Severity::Warning, Key { tool, kind, pc: issuer.pc, other_pc }, site, remark);
     }
 }
 
