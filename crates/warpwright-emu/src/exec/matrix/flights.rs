@@ -221,12 +221,18 @@ impl Context<'_> {
             return;
         }
         let line = self.code.position(load).line;
-        self.finding(warp, pc, exec, Tool::Synccheck, "tensor-load-in-flight", None, || {
-            (
-                format!("{verb} a register that the tcgen05.ld in line {line} may still be writing"),
-                "tcgen05.wait::ld.sync.aligned before its registers are used".to_owned(),
-            )
-        });
+        let key = Key { tool: Tool::Synccheck, kind: "tensor-load-in-flight", pc, other_pc: None };
+        for lane in crate::exec::global::lanes_of(exec) {
+            let site = self.site(warp, lane as u32);
+            // A warning: compilers move uses before the wait.
+            self.findings.record(key, site, || Event {
+                severity: Severity::Warning,
+                message: format!("{verb} a register that the tcgen05.ld in line {line} may still be writing"),
+                help: "tcgen05.wait::ld.sync.aligned before its registers are used".to_owned(),
+                address: None,
+                other: None,
+            });
+        }
     }
 
     pub(super) fn check_registers(&mut self, warp: &Warp, pc: u32, exec: u32, op: &Wgmma) {

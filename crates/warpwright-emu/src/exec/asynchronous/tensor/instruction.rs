@@ -49,6 +49,15 @@ impl Stored {
         self.element().bits()
     }
 
+    /// Bytes of a chunk that hold elements; the others fill it up.
+    pub(super) const fn used(self) -> u64 {
+        match self {
+            Self::E2m1 => 8,
+            Self::E2m3 | Self::E3m2 => 12,
+            Self::Plain(_) | Self::PackedE2m1 => 16,
+        }
+    }
+
     /// A chunk as the arithmetic takes it. Every narrow float is one of e4m3 as well.
     pub(super) fn widened(self, chunk: [u8; 16]) -> [u8; 16] {
         let packed = |bits: u32, i: usize| {

@@ -121,12 +121,12 @@ impl Context<'_> {
         self.bad_access(warp, issuer.pc, issuer.lanes.trailing_zeros() as usize % 32, &problem);
     }
 
-    /// Whether an operation may read chunks of shared memory; enters their addresses.
+    /// Whether an operation may read chunks of shared memory, of which it uses so many bytes; enters their addresses.
     fn tensor_reads(
         &mut self,
         warp: &Warp,
         issuer: Issuer,
-        (name, descriptor): (&str, Descriptor),
+        (name, descriptor, used): (&str, Descriptor, u64),
         chunks: impl Iterator<Item = u64>,
         reads: &mut Vec<u64>,
     ) -> bool {
@@ -136,7 +136,7 @@ impl Context<'_> {
                 outside.get_or_insert(address);
                 continue;
             }
-            if self.checks.initcheck && !self.block.shared.is_defined(address, 16) {
+            if self.checks.initcheck && !self.block.shared.is_defined(address, used) {
                 undefined.get_or_insert(address);
             }
             reads.push(address);
@@ -234,7 +234,7 @@ impl Context<'_> {
         let at =
             (0..u64::from(rows)).flat_map(|row| (0..u64::from(wide)).map(move |i| copy.from.k_major(row, i)));
         if !self.tensor_covers(warp, issuer, &areas, "copies to")
-            || !self.tensor_reads(warp, issuer, ("the source", copy.from), at, &mut reads)
+            || !self.tensor_reads(warp, issuer, ("the source", copy.from, 16), at, &mut reads)
         {
             return;
         }
@@ -354,7 +354,7 @@ impl Context<'_> {
             return None;
         }
         let at = chunks(descriptor, major, stored, rows).map(|(address, ..)| address);
-        self.tensor_reads(warp, issuer, (name, descriptor), at, reads).then_some(descriptor)
+        self.tensor_reads(warp, issuer, (name, descriptor, stored.used()), at, reads).then_some(descriptor)
     }
 }
 
