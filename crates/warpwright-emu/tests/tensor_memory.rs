@@ -1,8 +1,12 @@
 //! Whole kernels of the fifth generation of tensor cores against sums in f64, in several schedules and under all
 //! sanitizers.
 
+#[path = "support/assemble.rs"]
+mod assemble;
+
 use std::fmt::Write as _;
 
+use assemble::assemble;
 use half::f16;
 use warpwright_emu::{Completion, LaunchConfig, Memory, Options, Program, launch};
 use warpwright_ptx::float16::{bf16_bits, f16_bits};
@@ -287,22 +291,6 @@ fn kernel(case: Case, fields: [usize; 4]) -> String {
     }
     kernel_tail(w, m, n, columns);
     t
-}
-
-/// Assembles a kernel, where `WARPWRIGHT_PTXAS` names an assembler.
-fn assemble(text: &str) {
-    let Some(ptxas) = std::env::var_os("WARPWRIGHT_PTXAS") else { return };
-    let folder = std::env::temp_dir().join(format!("warpwright-tensor-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).expect("a temporary directory");
-    std::fs::write(folder.join("kernel.ptx"), text).expect("the text is written");
-    let output = std::process::Command::new(ptxas)
-        .args(["-O0", "-arch", "sm_100a", "-o"])
-        .arg(folder.join("kernel.cubin"))
-        .arg(folder.join("kernel.ptx"))
-        .output()
-        .expect("ptxas starts");
-    std::fs::remove_dir_all(&folder).expect("the directory is ours");
-    assert!(output.status.success(), "{}{text}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// Runs a kernel in three orders of completion; every one must be without findings and give the same.

@@ -61,6 +61,8 @@ pub(crate) struct Scales {
 /// A product.
 #[derive(Debug)]
 pub(crate) struct Product {
+    /// Whether a pair of blocks shares it.
+    pub(crate) pair: bool,
     pub(crate) kind: Tcgen05Kind,
     pub(crate) d: Address,
     pub(crate) a: Source,
@@ -80,8 +82,20 @@ pub(crate) struct Product {
 /// An instruction that every lane runs for itself.
 #[derive(Debug)]
 pub(crate) enum LaneOp {
-    Fence { after: bool },
-    Commit { at: Place, multicast: Option<Slot> },
-    Copy { shape: Tcgen05CopyShape, multicast: Option<Tcgen05Multicast>, memory: Address, descriptor: u32 },
+    Fence {
+        after: bool,
+    },
+    Commit {
+        at: Place,
+        multicast: Option<Slot>,
+    },
+    /// By both blocks of a pair, if it says so.
+    Copy {
+        pair: bool,
+        shape: Tcgen05CopyShape,
+        multicast: Option<Tcgen05Multicast>,
+        memory: Address,
+        descriptor: u32,
+    },
     Product(Product),
 }

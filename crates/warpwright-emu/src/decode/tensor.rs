@@ -36,19 +36,6 @@ const fn per_row(kind: Tcgen05Kind, size: Option<Tcgen05ScaleSize>) -> u32 {
 
 impl Decoder<'_> {
     pub(super) fn tcgen05(&mut self, inst: &Tcgen05) -> Result<()> {
-        match inst {
-            Tcgen05::Alloc { pair: true, .. }
-            | Tcgen05::Dealloc { pair: true, .. }
-            | Tcgen05::Relinquish { pair: true }
-            | Tcgen05::Commit { pair: true, .. }
-            | Tcgen05::Copy { pair: true, .. }
-            | Tcgen05::Shift { pair: true, .. }
-            | Tcgen05::Mma(Tcgen05Mma { pair: true, .. }) => {
-                return self
-                    .error("the emulator does not execute `tcgen05` of pairs of blocks (.cta_group::2)");
-            }
-            _ => {}
-        }
         if let Some(op) = self.warp_op(inst)? {
             self.matrix_op(MatrixOp::Tensor(op));
             return Ok(());
@@ -106,7 +93,8 @@ impl Decoder<'_> {
                 let multicast = multicast.as_ref().map(|m| self.source(m, ScalarType::B16)).transpose()?;
                 LaneOp::Commit { at: Place { space, slot, offset }, multicast }
             }
-            Tcgen05::Copy { shape, multicast, packed: None, memory, descriptor, .. } => LaneOp::Copy {
+            Tcgen05::Copy { pair, shape, multicast, packed: None, memory, descriptor } => LaneOp::Copy {
+                pair: *pair,
                 shape: *shape,
                 multicast: *multicast,
                 memory: self.tensor_address(*memory)?,
@@ -125,6 +113,7 @@ impl Decoder<'_> {
             return self.error("the emulator does not execute `tcgen05.mma` with `.ashift`");
         }
         Ok(Product {
+            pair: m.pair,
             kind: m.kind,
             d: self.tensor_address(m.d)?,
             a: match m.a {

@@ -260,10 +260,10 @@ impl Context<'_> {
             }
         } else if matches!(pending.work, Work::Tensor(_)) {
             // A block's operations on tensor memory end in the order of their issue.
-            let (id, rank) = (pending.id, pending.issuer.rank);
+            let id = pending.id;
             let mut at = Some(at);
             while let Some(last) = at {
-                let first = self.cluster.asynchronous.tensor_before(last, rank).unwrap_or(last);
+                let first = self.cluster.asynchronous.tensor_before(last).unwrap_or(last);
                 if let Some(pending) = self.cluster.asynchronous.queue.remove(first) {
                     self.perform(pending);
                 }

@@ -99,6 +99,8 @@ pub(super) struct Instruction {
     pub(super) b_major: Major,
     /// Whether the sign of the products is exchanged.
     pub(super) negate: bool,
+    /// Whether two blocks share the product: each has half of the rows of A and D, and half of the columns of B.
+    pub(super) pair: bool,
 }
 
 fn float8(code: u32) -> Option<Stored> {
@@ -132,8 +134,8 @@ impl Instruction {
     /// The same where factors have scales.
     const RESERVED_OF_SCALED: u32 = 1 << 3 | 1 << 6;
 
-    /// Reads a descriptor of a dense product of one block; the error says why it is none.
-    pub(super) fn decode(kind: Tcgen05Kind, bits: u32) -> Result<Self, String> {
+    /// Reads a descriptor of a dense product of one block or a pair; the error says why it is none.
+    pub(super) fn decode(kind: Tcgen05Kind, pair: bool, bits: u32) -> Result<Self, String> {
         let field = |at: u32, width: u32| bits >> at & ((1 << width) - 1);
         let unused = if kind.is_scaled() { Self::RESERVED_OF_SCALED } else { Self::RESERVED };
         if bits & unused != 0 {
@@ -170,15 +172,18 @@ impl Instruction {
             return Err("negates integers".to_owned());
         }
         let (m, n) = (16 * field(24, 5), 8 * field(17, 6));
-        let fits = match (m, integers) {
+        let one_block = match (m, integers) {
             (128, _) if kind.is_scaled() => n.is_multiple_of(8),
             (64, false) => n.is_multiple_of(8) && !kind.is_scaled(),
             (64 | 128, true) => n.is_multiple_of(16) || m == 64 && matches!(n, 8 | 24),
             (128, false) => n.is_multiple_of(16),
             _ => false,
         };
-        if !fits || !(8..=256).contains(&n) {
-            return Err(format!("has a shape of {m} x {n}, which .kind::{kind} of one block does not have"));
+        let two_blocks =
+            (m == 256 || m == 128 && !kind.is_scaled()) && n.is_multiple_of(if integers { 32 } else { 16 });
+        if !(if pair { two_blocks } else { one_block }) || !(8..=256).contains(&n) {
+            let blocks = if pair { "a pair of blocks" } else { "one block" };
+            return Err(format!("has a shape of {m} x {n}, which .kind::{kind} of {blocks} does not have"));
         }
         let major = |at: u32, factor: Stored| match (field(at, 1), factor) {
             (0, _) => Ok(Major::K),
@@ -189,7 +194,17 @@ impl Instruction {
             _ => Err("has an MN-major factor of less than 8 bits".to_owned()),
         };
         let negate = field(13, 1) != field(14, 1);
-        Ok(Self { m, n, a, b, accumulator, a_major: major(15, a)?, b_major: major(16, b)?, negate })
+        Ok(Self { m, n, a, b, accumulator, a_major: major(15, a)?, b_major: major(16, b)?, negate, pair })
+    }
+
+    /// Rows of A and D of a block.
+    pub(super) const fn rows(&self) -> u32 {
+        if self.pair { self.m / 2 } else { self.m }
+    }
+
+    /// Columns of B of a block.
+    pub(super) const fn columns(&self) -> u32 {
+        if self.pair { self.n / 2 } else { self.n }
     }
 
     /// The common dimension: 32 bytes.
@@ -209,22 +224,38 @@ mod tests {
 
     #[test]
     fn fields_are_read() {
-        let read = Instruction::decode(Tcgen05Kind::F16, bits(1) | 1 << 13 | 1 << 16).expect("a descriptor");
+        let read =
+            Instruction::decode(Tcgen05Kind::F16, false, bits(1) | 1 << 13 | 1 << 16).expect("a descriptor");
         let bf16 = Stored::Plain(Element::Bf16);
         assert_eq!((read.m, read.n, read.k(), read.a, read.b), (128, 64, 16, bf16, bf16));
         assert_eq!((read.accumulator, read.negate), (Accumulator::F32, true));
         assert_eq!((read.a_major, read.b_major), (Major::K, Major::Mn));
         // The descriptor of a kernel of 128 x 128 in bf16 with sums in f32.
-        let other = Instruction::decode(Tcgen05Kind::F16, 0x0820_0490).expect("a descriptor");
+        let other = Instruction::decode(Tcgen05Kind::F16, false, 0x0820_0490).expect("a descriptor");
         assert_eq!((other.m, other.n, other.accumulator), (128, 128, Accumulator::F32));
     }
 
     #[test]
     fn fields_of_scaled_products_are_read() {
-        let read = Instruction::decode(Tcgen05Kind::MxF4, bits(1) ^ 1 << 4 | 1 << 23 | 2 << 29)
+        let read = Instruction::decode(Tcgen05Kind::MxF4, false, bits(1) ^ 1 << 4 | 1 << 23 | 2 << 29)
             .expect("a descriptor");
         assert_eq!((read.m, read.n, read.k(), read.a), (128, 64, 64, Stored::PackedE2m1));
         assert_eq!(read.accumulator, Accumulator::F32);
+    }
+
+    #[test]
+    fn pairs_of_blocks_have_shapes_of_their_own() {
+        let decode = |m: u32, n: u32| {
+            let bits = bits(1) & !(31 << 24 | 63 << 17) | (m / 16) << 24 | (n / 8) << 17;
+            Instruction::decode(Tcgen05Kind::F16, true, bits)
+        };
+        for m in [128, 256] {
+            let read = decode(m, 48).expect("a descriptor");
+            assert_eq!((read.rows(), read.columns()), (m / 2, 24));
+        }
+        for (m, n) in [(64, 48), (256, 24)] {
+            assert!(decode(m, n).expect_err("a shape").contains("a pair of blocks"));
+        }
     }
 
     #[test]
@@ -248,7 +279,7 @@ mod tests {
             (Tcgen05Kind::MxF8F6F4, bits(2), "gives A the type 2"),
             (Tcgen05Kind::MxF8F6F4, bits(0) ^ 8 << 24 | 4 << 24, "64 x 64"),
         ] {
-            let problem = Instruction::decode(kind, bits).expect_err(why);
+            let problem = Instruction::decode(kind, false, bits).expect_err(why);
             assert!(problem.contains(why), "{problem}");
         }
     }

@@ -6,7 +6,7 @@ use warpwright_ptx::Tcgen05CopyShape;
 use super::super::queue::{Pending, Work};
 use super::super::reach::Spot;
 use super::instruction::{Instruction, Stored};
-use super::perform::{Copying, Multiplying, Source, TensorWork, chunks, copy_lanes, copy_size, row_areas};
+use super::perform::{Copying, Layout, Multiplying, Source, TensorWork, chunks, copy_lanes, copy_size};
 use super::scaled::Scaling;
 use super::watch::Use;
 use crate::code::asynchronous::Place;
@@ -52,13 +52,14 @@ impl Context<'_> {
             match op {
                 LaneOp::Fence { .. } => {}
                 LaneOp::Commit { at, multicast } => self.tensor_commit(warp, issuer, *at, *multicast),
-                LaneOp::Copy { shape, multicast, memory, descriptor } => {
+                LaneOp::Copy { pair, shape, multicast, memory, descriptor } => {
                     let bits = warp.regs.r64[*descriptor as usize].0[lane];
                     let Some(from) = self.tensor_descriptor(warp, issuer, "the source", bits) else {
                         continue;
                     };
-                    let (shape, multicast, to) = (*shape, *multicast, cell(warp, lane, *memory));
-                    self.tensor_copy(warp, issuer, Copying { shape, multicast, to, from });
+                    let (pair, shape, multicast) = (*pair, *shape, *multicast);
+                    let copy = Copying { pair, shape, multicast, to: cell(warp, lane, *memory), from };
+                    self.tensor_copy(warp, issuer, copy);
                 }
                 LaneOp::Product(product) => self.tensor_product(warp, issuer, product),
             }
@@ -167,44 +168,63 @@ impl Context<'_> {
         true
     }
 
-    /// Queues an operation that reads chunks of shared memory and uses rectangles of tensor memory.
-    fn queue_tensor(
-        &mut self,
-        issuer: Issuer,
-        name: &'static str,
-        mut reads: Vec<u64>,
-        (read, written): (&[Area], &[Area]),
-        work: TensorWork,
-    ) {
+    /// The blocks that take part in an operation, if there are such.
+    fn tensor_blocks(&mut self, warp: &Warp, issuer: Issuer, pair: bool) -> Option<Vec<u32>> {
+        let lane = issuer.lanes.trailing_zeros() as usize % 32;
+        let ranks = Self::taking_part(issuer.rank, pair);
+        let size = self.shared.shape.size();
+        if ranks.iter().any(|rank| *rank >= size) {
+            let message = format!("is done by a pair of blocks, and the cluster has {size}");
+            let help = "launch clusters of an even number of blocks";
+            self.tensor_problem(warp, issuer, "no-such-block", message, help);
+            return None;
+        }
+        for rank in &ranks {
+            if !self.reaches(warp, issuer, lane, Spot { rank: *rank, address: SHARED_BASE }, true) {
+                return None;
+            }
+        }
+        Some(ranks)
+    }
+
+    /// Queues an operation by what it does in each block.
+    fn queue_tensor(&mut self, issuer: Issuer, name: &'static str, parts: Vec<Part>, work: TensorWork) {
         let id = self.cluster.asynchronous.number();
         self.note_operation(id, issuer, name);
-        if self.races.is_some() {
-            reads.sort_unstable();
-            reads.dedup();
-            for run in reads.chunk_by(|a, b| a + 16 == *b) {
-                self.issue_shared(issuer, id, (issuer.rank, run[0], 16 * run.len() as u64), false, true);
+        let disabled = if let TensorWork::Product(work) = &work { work.disabled } else { [0; 2] };
+        for (part, disabled) in parts.into_iter().zip(disabled) {
+            let Part { rank, mut reads, read, written } = part;
+            if self.races.is_some() {
+                reads.sort_unstable();
+                reads.dedup();
+                for run in reads.chunk_by(|a, b| a + 16 == *b) {
+                    self.issue_shared(issuer, id, (rank, run[0], 16 * run.len() as u64), false, true);
+                }
             }
-            self.tensor_use(issuer, read, Use::Reads(id));
-            self.tensor_use(issuer, written, Use::Writes(id));
+            self.on_rank(rank, |cx| {
+                cx.tensor_use(issuer, &read, Use::Reads(id));
+                cx.tensor_use(issuer, &written, Use::Writes(id));
+                written.iter().for_each(|area| cx.tensor_written(area, disabled));
+            });
         }
         if let Some(races) = &mut self.races {
             races.issue(issuer.warp);
         }
-        let disabled = if let TensorWork::Product(work) = &work { work.disabled } else { 0 };
-        for area in written {
-            let lanes = area.start.lane..area.start.lane + area.lanes;
-            if disabled == 0 {
-                self.block.shared.tensor.define(area);
-                continue;
-            }
-            for lane in lanes.filter(|lane| disabled >> lane & 1 == 0) {
-                let one = Area { start: Cell { lane, ..area.start }, lanes: 1, ..*area };
-                self.block.shared.tensor.define(&one);
-            }
-        }
         let thread = (issuer.rank, issuer.warp, issuer.lanes.trailing_zeros());
         self.cluster.asynchronous.uncommitted.entry(thread).or_default().push(id);
         self.enqueue(Pending { id, issuer, view: View::default(), work: Work::Tensor(work) });
+    }
+
+    /// A rectangle has values, but for some lanes.
+    fn tensor_written(&mut self, area: &Area, disabled: u128) {
+        let tensor = &mut self.block.shared.tensor;
+        if disabled == 0 {
+            return tensor.define(area);
+        }
+        let lanes = area.start.lane..area.start.lane + area.lanes;
+        for lane in lanes.filter(|lane| disabled >> lane & 1 == 0) {
+            tensor.define(&Area { start: Cell { lane, ..area.start }, lanes: 1, ..*area });
+        }
     }
 
     /// `tcgen05.cp`
@@ -223,127 +243,172 @@ impl Context<'_> {
         if copy.to.lane >= first {
             let message = format!("copies to lane {} of tensor memory", copy.to.lane);
             let help = "a copy begins at lane 0, and one of four rows at a lane of the first quarter";
-            self.tensor_problem(warp, issuer, "misaligned", message, help);
-            return;
+            return self.tensor_problem(warp, issuer, "misaligned", message, help);
         }
         if let Some(what) = copy.from.offset_problem(Major::K, u64::from(rows)) {
             let message = format!("the matrix descriptor of the source {what}: {}", copy.from);
             return self.tensor_problem(warp, issuer, "bad-descriptor", message, DESCRIPTOR_HELP);
         }
-        let mut reads = Vec::new();
+        let from = copy.from;
         let at =
-            (0..u64::from(rows)).flat_map(|row| (0..u64::from(wide)).map(move |i| copy.from.k_major(row, i)));
-        if !self.tensor_covers(warp, issuer, &areas, "copies to")
-            || !self.tensor_reads(warp, issuer, ("the source", copy.from, 16), at, &mut reads)
-        {
-            return;
+            || (0..u64::from(rows)).flat_map(|row| (0..u64::from(wide)).map(move |i| from.k_major(row, i)));
+        let Some(ranks) = self.tensor_blocks(warp, issuer, copy.pair) else { return };
+        let mut parts = Vec::with_capacity(ranks.len());
+        for rank in ranks {
+            let mut part = Part { rank, reads: Vec::new(), read: Vec::new(), written: areas.clone() };
+            let may = self.on_rank(rank, |cx| {
+                cx.tensor_covers(warp, issuer, &areas, "copies to")
+                    && cx.tensor_reads(warp, issuer, ("the source", from, 16), at(), &mut part.reads)
+            });
+            if !may {
+                return;
+            }
+            parts.push(part);
         }
-        self.queue_tensor(issuer, "tcgen05.cp", reads, (&[], &areas), TensorWork::Copy(copy));
+        self.queue_tensor(issuer, "tcgen05.cp", parts, TensorWork::Copy(copy));
     }
 
     /// `tcgen05.mma`
     fn tensor_product(&mut self, warp: &Warp, issuer: Issuer, product: &Product) {
-        let lane = issuer.lanes.trailing_zeros() as usize % 32;
-        let bits = warp.regs.r32[product.descriptor as usize].0[lane];
-        let instruction = match Instruction::decode(product.kind, bits) {
-            Ok(instruction) => instruction,
-            Err(what) => {
-                let message = format!("the instruction descriptor {what}: {bits:#010x}");
-                let help = "types, shape and majors go in as the kind has them";
-                return self.tensor_problem(warp, issuer, "bad-descriptor", message, help);
+        let Some(work) = self.tensor_operands(warp, issuer, product) else { return };
+        let Some(ranks) = self.tensor_blocks(warp, issuer, product.pair) else { return };
+        let mut parts = Vec::with_capacity(ranks.len());
+        for rank in ranks {
+            match self.on_rank(rank, |cx| cx.tensor_part(warp, issuer, rank, &work)) {
+                Some(part) => parts.push(part),
+                None => return,
             }
-        };
-        let Instruction { m, n, a, b, a_major, b_major, .. } = instruction;
-        let d = cell(warp, lane, product.d);
-        let aligned = if m == 128 { d.lane == 0 } else { matches!(d.lane, 0 | 16) };
-        if !aligned {
-            let message = format!("D of {m} rows begins at lane {} of tensor memory", d.lane);
-            let help = "128 rows begin at lane 0, and 64 at lane 0 or 16";
-            return self.tensor_problem(warp, issuer, "misaligned", message, help);
-        }
-        let mut reads = Vec::new();
-        let written = row_areas(m, d, n);
-        let mut read = Vec::new();
-        let Some(b_from) = self.tensor_factor(warp, issuer, "B", (product.b, b_major, b, n), &mut reads)
-        else {
-            return;
-        };
-        let source = match product.a {
-            tensor::Source::Descriptor(row) => {
-                match self.tensor_factor(warp, issuer, "A", (row, a_major, a, m), &mut reads) {
-                    Some(descriptor) => Source::Shared(descriptor),
-                    None => return,
-                }
-            }
-            tensor::Source::Memory(at) => {
-                let at = cell(warp, lane, at);
-                if !matches!(a, Stored::Plain(_) | Stored::PackedE2m1) {
-                    return self.not_executed(issuer, "products of A in tensor memory of less than 8 bits");
-                }
-                if at.lane != d.lane || a_major == Major::Mn {
-                    let message = format!(
-                        "A begins at lane {} of tensor memory and D at lane {}, or A is M-major",
-                        at.lane, d.lane
-                    );
-                    let help = "A in tensor memory is K-major, and begins at the lane of D";
-                    return self.tensor_problem(warp, issuer, "misaligned", message, help);
-                }
-                read = row_areas(m, at, A_COLUMNS);
-                Source::Tensor(at)
-            }
-        };
-        if !self.tensor_covers(warp, issuer, &written, "writes D to")
-            || !self.tensor_covers(warp, issuer, &read, "reads A from")
-        {
-            return;
-        }
-        let scaling = match product.scales {
-            Some(scales) => match Scaling::decode(product.kind, scales.per_row, bits) {
-                Ok((ty, bytes)) => {
-                    let [a, b] =
-                        [scales.a, scales.b].map(|at| Scaling::place(cell(warp, lane, at).address()));
-                    let scaling = Scaling { ty, per_row: scales.per_row, a, b, bytes };
-                    let areas = scaling.areas(m, n);
-                    if !self.tensor_covers(warp, issuer, &areas, "reads scales from") {
-                        return;
-                    }
-                    read.extend(areas);
-                    Some(scaling)
-                }
-                Err(what) => {
-                    let message = format!("the instruction descriptor {what}: {bits:#010x}");
-                    let help = "types, shape and bytes of scales go in as the kind has them";
-                    return self.tensor_problem(warp, issuer, "bad-descriptor", message, help);
-                }
-            },
-            None => None,
-        };
-        let accumulate = warp.regs.pred[product.accumulate as usize] >> lane & 1 == 1;
-        self.tensor_defined(warp, issuer, &read, "reads a factor from");
-        if accumulate {
-            self.tensor_defined(warp, issuer, &written, "adds to");
         }
         if self.checks.counters {
-            self.counters.tensor_operations += u64::from(m) * u64::from(n) * u64::from(instruction.k());
+            let Instruction { m, n, .. } = work.instruction;
+            self.counters.tensor_operations += u64::from(m) * u64::from(n) * u64::from(work.instruction.k());
         }
-        let masks = (0..).zip(&product.disabled);
-        let disabled = masks
-            .fold(0u128, |all, (i, row)| all | u128::from(warp.regs.r32[*row as usize].0[lane]) << (32 * i));
-        let scale_d = product.scale_d;
-        let work =
-            Multiplying { instruction, d, a: source, b: b_from, accumulate, disabled, scale_d, scaling };
-        let work = TensorWork::Product(Box::new(work));
-        self.queue_tensor(issuer, "tcgen05.mma", reads, (&read, &written), work);
+        self.queue_tensor(issuer, "tcgen05.mma", parts, TensorWork::Product(Box::new(work)));
     }
 
-    /// A factor in shared memory, if it may be read.
+    /// The operands of a product, if they are such.
+    fn tensor_operands(&mut self, warp: &Warp, issuer: Issuer, product: &Product) -> Option<Multiplying> {
+        let lane = issuer.lanes.trailing_zeros() as usize % 32;
+        let bits = warp.regs.r32[product.descriptor as usize].0[lane];
+        let decoded = Instruction::decode(product.kind, product.pair, bits).and_then(|instruction| {
+            let scaling = product.scales.map(|scales| {
+                let decoded = Scaling::decode(product.kind, scales.per_row, bits);
+                decoded.map(|(ty, bytes)| {
+                    let [a, b] =
+                        [scales.a, scales.b].map(|at| Scaling::place(cell(warp, lane, at).address()));
+                    Scaling { ty, per_row: scales.per_row, a, b, bytes }
+                })
+            });
+            Ok((instruction, scaling.transpose()?))
+        });
+        let (instruction, scaling) = match decoded {
+            Ok(decoded) => decoded,
+            Err(what) => {
+                let message = format!("the instruction descriptor {what}: {bits:#010x}");
+                let help = "types, shape, majors and bytes of scales go in as the kind has them";
+                self.tensor_problem(warp, issuer, "bad-descriptor", message, help);
+                return None;
+            }
+        };
+        let layout = Layout::of(&instruction);
+        let d = cell(warp, lane, product.d);
+        if !(if layout == Layout::Half { matches!(d.lane, 0 | 16) } else { d.lane == 0 }) {
+            let message = format!("D of {} rows begins at lane {} of tensor memory", instruction.m, d.lane);
+            let help = "128 rows begin at lane 0, and 64 at lane 0 or 16";
+            self.tensor_problem(warp, issuer, "misaligned", message, help);
+            return None;
+        }
+        let b = (product.b, instruction.b_major, instruction.columns());
+        let b = self.tensor_factor(warp, issuer, "B", b)?;
+        let a = match product.a {
+            tensor::Source::Descriptor(row) => {
+                let a = (row, instruction.a_major, instruction.rows());
+                Source::Shared(self.tensor_factor(warp, issuer, "A", a)?)
+            }
+            tensor::Source::Memory(at) => {
+                Source::Tensor(self.tensor_first(warp, issuer, &instruction, d, cell(warp, lane, at))?)
+            }
+        };
+        let accumulate = warp.regs.pred[product.accumulate as usize] >> lane & 1 == 1;
+        let mut disabled = [0u128; 2];
+        for (masks, disabled) in product.disabled.chunks(4).zip(&mut disabled) {
+            *disabled = (0..)
+                .zip(masks)
+                .fold(0, |all, (i, row)| all | u128::from(warp.regs.r32[*row as usize].0[lane]) << (32 * i));
+        }
+        let scale_d = product.scale_d;
+        Some(Multiplying { instruction, d, a, b, accumulate, disabled, scale_d, scaling })
+    }
+
+    /// The place of A in tensor memory, if it may be there.
+    fn tensor_first(
+        &mut self,
+        warp: &Warp,
+        issuer: Issuer,
+        instruction: &Instruction,
+        d: Cell,
+        at: Cell,
+    ) -> Option<Cell> {
+        if !matches!(instruction.a, Stored::Plain(_) | Stored::PackedE2m1) {
+            self.not_executed(issuer, "products of A in tensor memory of less than 8 bits");
+            return None;
+        }
+        if Layout::of(instruction) == Layout::Split {
+            self.not_executed(issuer, "products of 128 rows of a pair of blocks with A in tensor memory");
+            return None;
+        }
+        if at.lane != d.lane || instruction.a_major == Major::Mn {
+            let message = format!(
+                "A begins at lane {} of tensor memory and D at lane {}, or A is M-major",
+                at.lane, d.lane
+            );
+            let help = "A in tensor memory is K-major, and begins at the lane of D";
+            self.tensor_problem(warp, issuer, "misaligned", message, help);
+            return None;
+        }
+        Some(at)
+    }
+
+    /// The part of a product that happens in the block in the context, if it may.
+    fn tensor_part(&mut self, warp: &Warp, issuer: Issuer, rank: u32, work: &Multiplying) -> Option<Part> {
+        let Instruction { n, a, b, a_major, b_major, .. } = work.instruction;
+        let (rows, layout) = (work.instruction.rows(), Layout::of(&work.instruction));
+        let mut part = Part { rank, reads: Vec::new(), read: Vec::new(), written: layout.areas(work.d, n) };
+        let at = chunks(work.b, b_major, b, work.instruction.columns()).map(|(address, ..)| address);
+        if !self.tensor_reads(warp, issuer, ("B", work.b, b.used()), at, &mut part.reads) {
+            return None;
+        }
+        match work.a {
+            Source::Shared(from) => {
+                let at = chunks(from, a_major, a, rows).map(|(address, ..)| address);
+                if !self.tensor_reads(warp, issuer, ("A", from, a.used()), at, &mut part.reads) {
+                    return None;
+                }
+            }
+            Source::Tensor(at) => part.read = layout.areas(at, A_COLUMNS),
+        }
+        if let Some(scaling) = &work.scaling {
+            part.read.extend(scaling.areas(rows, n));
+        }
+        if !self.tensor_covers(warp, issuer, &part.written, "writes D to")
+            || !self.tensor_covers(warp, issuer, &part.read, "reads a factor from")
+        {
+            return None;
+        }
+        self.tensor_defined(warp, issuer, &part.read, "reads a factor from");
+        if work.accumulate {
+            self.tensor_defined(warp, issuer, &part.written, "adds to");
+        }
+        Some(part)
+    }
+
+    /// The descriptor of a factor in shared memory, if it is one.
     fn tensor_factor(
         &mut self,
         warp: &Warp,
         issuer: Issuer,
         name: &'static str,
-        (row, major, stored, rows): (u32, Major, Stored, u32),
-        reads: &mut Vec<u64>,
+        (row, major, rows): (u32, Major, u32),
     ) -> Option<Descriptor> {
         let lane = issuer.lanes.trailing_zeros() as usize % 32;
         let bits = warp.regs.r64[row as usize].0[lane];
@@ -353,9 +418,18 @@ impl Context<'_> {
             self.tensor_problem(warp, issuer, "bad-descriptor", message, DESCRIPTOR_HELP);
             return None;
         }
-        let at = chunks(descriptor, major, stored, rows).map(|(address, ..)| address);
-        self.tensor_reads(warp, issuer, (name, descriptor, stored.used()), at, reads).then_some(descriptor)
+        Some(descriptor)
     }
+}
+
+/// The part of an operation that happens in one block.
+struct Part {
+    rank: u32,
+    /// Chunks of shared memory that it reads.
+    reads: Vec<u64>,
+    /// Rectangles of tensor memory that it reads, and those that it writes.
+    read: Vec<Area>,
+    written: Vec<Area>,
 }
 
 /// Where an address of a lane points.

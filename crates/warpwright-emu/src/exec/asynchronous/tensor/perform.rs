@@ -2,6 +2,7 @@
 
 use warpwright_ptx::{Tcgen05CopyShape, Tcgen05Multicast};
 
+use super::super::queue::Work;
 use super::super::reach::Spot;
 use super::super::{Issuer, State};
 use super::instruction::{Instruction, Stored};
@@ -34,14 +35,15 @@ pub(in crate::exec::asynchronous) struct Multiplying {
     pub(super) a: Source,
     pub(super) b: Descriptor,
     pub(super) accumulate: bool,
-    /// Lanes that are not written.
-    pub(super) disabled: u128,
+    /// Lanes that are not written, of each block.
+    pub(super) disabled: [u128; 2],
     pub(super) scale_d: u8,
     pub(super) scaling: Option<Scaling>,
 }
 
 /// A copy from shared to tensor memory.
 pub(in crate::exec::asynchronous) struct Copying {
+    pub(super) pair: bool,
     pub(super) shape: Tcgen05CopyShape,
     pub(super) multicast: Option<Tcgen05Multicast>,
     pub(super) to: Cell,
@@ -90,34 +92,79 @@ fn read_shared(
     out
 }
 
-/// The lane of a row of A or D: 128 rows fill the lanes, of 64 every 16 fill half of a quarter (PTX ISA, "Data Path Layout
-/// Organization", layouts D and F).
-pub(super) const fn lane_of(m: u32, start: u32, row: u32) -> u32 {
-    if m == 128 { start + row } else { start + row / 16 * 32 + row % 16 }
+/// How the rows of A and D of a block lie in its lanes (PTX ISA, "Data Path Layout Organization").
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Layout {
+    /// 128 rows fill the lanes: layouts D and A.
+    Full,
+    /// Of 64 rows every 16 fill half of a quarter: layout F.
+    Half,
+    /// 64 rows fill lanes 0 to 63 with the first half of the columns of D, and the others with the second: layout B.
+    Split,
 }
 
-/// The rectangles that the rows of A or D fill.
-pub(super) fn row_areas(m: u32, start: Cell, columns: u32) -> Vec<Area> {
-    if m == 128 {
-        return vec![Area { start, lanes: 128, columns }];
+impl Layout {
+    /// The layout of a product.
+    pub(super) const fn of(instruction: &Instruction) -> Self {
+        match (instruction.pair, instruction.rows()) {
+            (_, 128) => Self::Full,
+            (true, _) => Self::Split,
+            (false, _) => Self::Half,
+        }
     }
-    let quarter = |q: u32| Area { start: Cell { lane: start.lane + 32 * q, ..start }, lanes: 16, columns };
-    (0..4).map(quarter).collect()
+
+    /// The lane of a row of A, of a matrix that begins at lane `start`.
+    pub(super) const fn lane_of(self, start: u32, row: u32) -> u32 {
+        match self {
+            Self::Full | Self::Split => start + row,
+            Self::Half => start + row / 16 * 32 + row % 16,
+        }
+    }
+
+    /// The cell of D, of `n` columns, with a row and column.
+    const fn cell(self, start: Cell, n: u32, row: u32, column: u32) -> Cell {
+        let (down, column) = match self {
+            Self::Split => (64 * (column / (n / 2)), column % (n / 2)),
+            Self::Full | Self::Half => (0, column),
+        };
+        Cell { lane: self.lane_of(start.lane, row) + down, column: start.column + column }
+    }
+
+    /// The rectangles of so many columns that the rows of A or D fill.
+    pub(super) fn areas(self, start: Cell, columns: u32) -> Vec<Area> {
+        let quarter =
+            |q: u32| Area { start: Cell { lane: start.lane + 32 * q, ..start }, lanes: 16, columns };
+        match self {
+            Self::Full => vec![Area { start, lanes: 128, columns }],
+            Self::Split => vec![Area { start, lanes: 128, columns: columns / 2 }],
+            Self::Half => (0..4).map(quarter).collect(),
+        }
+    }
 }
 
 /// D of a product in tensor memory.
 pub(super) struct InMemory<'a> {
     pub(super) tensor: &'a mut TensorMemory,
     pub(super) work: &'a Multiplying,
+    /// Which block of a pair it is.
+    pub(super) block: usize,
+}
+
+impl InMemory<'_> {
+    fn cell(&self, row: usize, column: usize) -> Cell {
+        let Multiplying { d, instruction, .. } = self.work;
+        Layout::of(instruction).cell(*d, instruction.n, row as u32, column as u32)
+    }
 }
 
 impl Sums for InMemory<'_> {
     fn c(&self, row: usize, column: usize) -> u32 {
-        let Multiplying { d, instruction, accumulate, scale_d, .. } = self.work;
+        let Multiplying { instruction, accumulate, scale_d, .. } = self.work;
         if !accumulate {
             return 0;
         }
-        let word = self.tensor.load(lane_of(instruction.m, d.lane, row as u32), d.column + column as u32);
+        let Cell { lane, column } = self.cell(row, column);
+        let word = self.tensor.load(lane, column);
         let scale = f32::from_bits((127 - u32::from(*scale_d)) << 23);
         match instruction.accumulator {
             Accumulator::F32 if *scale_d != 0 => (f32::from_bits(word) * scale).to_bits(),
@@ -130,10 +177,9 @@ impl Sums for InMemory<'_> {
     }
 
     fn d(&mut self, row: usize, column: usize, word: u32) {
-        let Multiplying { d, instruction, disabled, .. } = self.work;
-        let lane = lane_of(instruction.m, d.lane, row as u32);
-        if disabled >> lane & 1 == 0 {
-            self.tensor.store(lane, d.column + column as u32, word);
+        let Cell { lane, column } = self.cell(row, column);
+        if self.work.disabled[self.block] >> lane & 1 == 0 {
+            self.tensor.store(lane, column, word);
         }
     }
 }
@@ -168,23 +214,45 @@ pub(super) fn copy_lanes(copy: &Copying, row: u32) -> Vec<u32> {
 }
 
 impl Context<'_> {
+    /// The blocks that take part in an operation of a block, which may be one of a pair.
+    pub(super) fn taking_part(rank: u32, pair: bool) -> Vec<u32> {
+        if pair { vec![rank & !1, rank | 1] } else { vec![rank] }
+    }
+
     /// Performs an operation; what an earlier one of the block writes is there.
     pub(in crate::exec::asynchronous) fn perform_tensor(&mut self, issuer: Issuer, work: &TensorWork) {
         match work {
-            TensorWork::Product(work) => self.on_rank(issuer.rank, |cx| cx.perform_product(work)),
-            TensorWork::Copy(copy) => self.on_rank(issuer.rank, |cx| cx.perform_copy(copy)),
+            TensorWork::Product(work) => {
+                let Instruction { b, b_major, pair, .. } = work.instruction;
+                let ranks = Self::taking_part(issuer.rank, pair);
+                let mut b_rows = Vec::new();
+                for rank in &ranks {
+                    let part = (work.b, b_major, b, work.instruction.columns());
+                    b_rows.extend(self.on_rank(*rank, |cx| read_shared(&cx.block.shared, part)));
+                }
+                for (block, rank) in ranks.into_iter().enumerate() {
+                    self.on_rank(rank, |cx| cx.perform_product(work, block, b_rows.clone()));
+                }
+            }
+            TensorWork::Copy(copy) => {
+                for rank in Self::taking_part(issuer.rank, copy.pair) {
+                    self.on_rank(rank, |cx| cx.perform_copy(copy));
+                }
+            }
             TensorWork::Commit(_) => {}
         }
     }
 
-    fn perform_product(&mut self, work: &Multiplying) {
-        let Instruction { m, n, a, b, accumulator, a_major, b_major, negate } = work.instruction;
+    /// Computes the rows of a product that a block has.
+    fn perform_product(&mut self, work: &Multiplying, block: usize, b_rows: Vec<Factor>) {
+        let Instruction { a, b, accumulator, a_major, negate, .. } = work.instruction;
+        let (rows, layout) = (work.instruction.rows(), Layout::of(&work.instruction));
         let shared = &self.block.shared;
         let a_rows = match work.a {
-            Source::Shared(descriptor) => read_shared(shared, (descriptor, a_major, a, m)),
-            Source::Tensor(at) => (0..m)
+            Source::Shared(descriptor) => read_shared(shared, (descriptor, a_major, a, rows)),
+            Source::Tensor(at) => (0..rows)
                 .map(|row| {
-                    let lane = lane_of(m, at.lane, row);
+                    let lane = layout.lane_of(at.lane, row);
                     let mut bytes = [0; 32];
                     for (column, word) in (at.column..).zip(bytes.chunks_mut(4)) {
                         word.copy_from_slice(&shared.tensor.load(lane, column).to_le_bytes());
@@ -193,9 +261,9 @@ impl Context<'_> {
                 })
                 .collect(),
         };
-        let b_rows = read_shared(shared, (work.b, b_major, b, n));
         if let Some(scaling) = &work.scaling {
-            return scaled::multiply(&mut self.block.shared.tensor, work, scaling, (&a_rows, &b_rows));
+            let mut sums = InMemory { tensor: &mut self.block.shared.tensor, work, block };
+            return scaled::multiply(&mut sums, scaling, (&a_rows, &b_rows));
         }
         let factors = Factors {
             a: a_rows,
@@ -207,7 +275,7 @@ impl Context<'_> {
         };
         let mut scratch = std::mem::take(&mut self.matrix);
         let tensor = &mut self.block.shared.tensor;
-        multiply(&mut scratch.tile, &factors, &mut InMemory { tensor, work });
+        multiply(&mut scratch.tile, &factors, &mut InMemory { tensor, work, block });
         self.matrix = scratch;
     }
 
@@ -229,14 +297,29 @@ impl Context<'_> {
     }
 }
 
+impl TensorWork {
+    const fn is_pair(&self) -> bool {
+        match self {
+            Self::Product(work) => work.instruction.pair,
+            Self::Copy(copy) => copy.pair,
+            Self::Commit(_) => false,
+        }
+    }
+}
+
 impl State {
-    /// Operations of `tcgen05` of a block that were issued before one, and have not been performed.
-    pub(in crate::exec::asynchronous) fn tensor_before(&self, at: usize, rank: u32) -> Option<usize> {
-        use super::super::queue::Work;
-        let earlier = self.queue.iter().take(at);
-        earlier
-            .enumerate()
-            .find(|(_, p)| matches!(p.work, Work::Tensor(_)) && p.issuer.rank == rank)
-            .map(|(i, _)| i)
+    /// The first operation of `tcgen05` that was issued before one, shares a block with it, and has not been performed.
+    pub(in crate::exec::asynchronous) fn tensor_before(&self, at: usize) -> Option<usize> {
+        let of = |at: usize| {
+            let pending = self.queue.get(at)?;
+            let Work::Tensor(work) = &pending.work else { return None };
+            Some((pending.issuer.rank, work.is_pair()))
+        };
+        let (rank, pair) = of(at)?;
+        (0..at).find(|earlier| {
+            of(*earlier).is_some_and(|(other, other_pair)| {
+                other == rank || (pair || other_pair) && other / 2 == rank / 2
+            })
+        })
     }
 }

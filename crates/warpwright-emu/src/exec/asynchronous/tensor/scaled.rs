@@ -10,7 +10,7 @@ use warpwright_ptx::float8::{e4m3_value, e5m2_value};
 use warpwright_ptx::{ScaleType, Tcgen05Kind};
 
 use super::instruction::{Instruction, Stored};
-use super::perform::{InMemory, Multiplying};
+use super::perform::InMemory;
 use crate::code::matrix::Element;
 use crate::exec::matrix::{Factor, Sums};
 use crate::tensor_memory::{Area, Cell, LANES, TensorMemory};
@@ -108,16 +108,11 @@ fn scaled(
 }
 
 /// Computes D.
-pub(super) fn multiply(
-    tensor: &mut TensorMemory,
-    work: &Multiplying,
-    scaling: &Scaling,
-    (a, b): (&[Factor], &[Factor]),
-) {
-    let Instruction { a: a_stored, b: b_stored, negate, .. } = work.instruction;
+pub(super) fn multiply(sums: &mut InMemory<'_>, scaling: &Scaling, (a, b): (&[Factor], &[Factor])) {
+    let Instruction { a: a_stored, b: b_stored, negate, .. } = sums.work.instruction;
+    let tensor = &*sums.tensor;
     let a = scaled(tensor, scaling, (scaling.a, scaling.bytes[0]), (a_stored, a));
     let b = scaled(tensor, scaling, (scaling.b, scaling.bytes[1]), (b_stored, b));
-    let mut sums = InMemory { tensor, work };
     for (row, a) in a.iter().enumerate() {
         for (column, b) in b.iter().enumerate() {
             let sum: f64 = a.iter().zip(b).map(|(a, b)| a * b).sum();
