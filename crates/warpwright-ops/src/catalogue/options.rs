@@ -204,7 +204,7 @@ op_options! {
     /// Heads of keys and values [default: as many as of the queries]
     num_kv_heads: usize = "N", ["num_kv_heads=2"];
     /// Elements of a head [default: 128]
-    head_dim: usize = "N", ["head_dim=64"];
+    head_dim: usize = "N", ["head_dim=32"];
     /// Elements of a head of the values [default: as many as of the queries]
     value_head_dim: usize = "N", ["value_head_dim=64"];
     /// A query sees no key after its position

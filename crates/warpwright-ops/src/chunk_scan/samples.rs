@@ -32,8 +32,8 @@ fn entries() -> Vec<Entry> {
 fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
     let o = &asked.options;
     let head_dim = o.head_dim().unwrap_or(64);
-    let [batch, width, len] =
-        asked.along_time([o.heads().map_or(WIDTH, |heads| heads.saturating_mul(head_dim)), POSITIONS], false);
+    let of_heads = |heads: usize| heads.saturating_mul(head_dim).max(1);
+    let [batch, width, len] = asked.along_time([o.heads().map_or(WIDTH, of_heads), POSITIONS], false);
     let heads = o.heads().unwrap_or((width / head_dim.max(1)).max(1));
     let sizes = [o.groups().unwrap_or(1), o.state_size().unwrap_or(128)];
     let scan = ChunkScan {

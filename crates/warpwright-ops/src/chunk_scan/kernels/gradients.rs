@@ -60,7 +60,7 @@ struct Tiles<'k> {
     later: Ptr<'k, Shared, f32>,
     by_state: Ptr<'k, Shared, f32>,
     earlier: Ptr<'k, Shared, f32>,
-    /// What warps have of the values of a head.
+    /// The warps' shares of the values of a head.
     of_head: Ptr<'k, Shared, f32>,
 }
 
