@@ -181,7 +181,7 @@ impl<'k> OfHead<'_, 'k> {
             place.add_scaled(&mut dc, rows, states, [state, head], from_start, Some((tiles.c, from_start)));
         self.put_rows(tiles.later, [0, 1].map(|row| later[row] + dots[row]));
         let dd = place.take(tiles.x).zip(&place.take(tiles.dy), |x, dy| x * dy);
-        let dd = warp_reduce(k, Sum, dd.rows().map(|row| sum_of(k, row)).reduce(|a, b| a + b).unwrap_or(d));
+        let dd = warp_reduce(k, Sum, sum_of(k, dd.rows().map(|row| sum_of(k, row.iter().copied()))));
         k.barrier();
         self.start_state(self.p.dstates);
         let mut dx = place.take(tiles.dy).map(|_, _, dy| dy * d);
@@ -273,7 +273,7 @@ impl<'k> OfHead<'_, 'k> {
             }
         });
         let later = shares.map(|_, column, value| value * weights.steps[column]);
-        [0, 1].map(|row| sum_of(k, later.row(row)))
+        [0, 1].map(|row| sum_of(k, later.row(row).iter().copied()))
     }
 
     /// Puts the sums of the thread's rows, over the lanes that share them.
@@ -310,8 +310,7 @@ impl<'k> OfHead<'_, 'k> {
         let Self { p, sizes, place: Place { k, config, .. }, share, tiles, head } = *self;
         let thread = k.thread_idx();
         let add = |from: Ptr<'k, Shared, f32>, count: u32, step: u32| -> F32<'k> {
-            let terms = (0..count).map(|i| from.at(u64::from(i * step)).get::<f32>());
-            terms.reduce(|a, b| a + b).unwrap_or(k.lit(0.0))
+            sum_of(k, (0..count).map(|i| from.at(u64::from(i * step)).get()))
         };
         k.if_(thread.lt(CHUNK), || {
             let at = first_step(sizes, share.sample, head, share.chunk) + thread.to_u64();
@@ -333,7 +332,7 @@ impl<'k> OfHead<'_, 'k> {
     }
 }
 
-/// The sum of the thread's elements of a row.
-fn sum_of<'k>(k: K<'k>, row: &[F32<'k>]) -> F32<'k> {
-    row.iter().copied().reduce(|a, b| a + b).unwrap_or(k.lit(0.0))
+/// The sum of some values.
+fn sum_of<'k>(k: K<'k>, values: impl Iterator<Item = F32<'k>>) -> F32<'k> {
+    values.reduce(|a, b| a + b).unwrap_or_else(|| k.lit(0.0))
 }
