@@ -22,7 +22,7 @@
 //! | `images` `softmax` `matmul` `node` | the families, each of which turns keywords into a descriptor in one place |
 //! | `attention` `batch` `cast` `cross_entropy` `grouped` `groups` `local_response` `ops` `quantize` `recurrent` `rows` `scaled` | |
 //! | `causal_conv` `cells` `conv` `cumsum` `elementwise` `embedding` `gather_scatter` `optimizer` `parameter` `pool` `reduce` `resize` `rotary` `tensor_map` `topk` | |
-//! | `kv_cache` `linear_cross_entropy` `matmul_4bit` `selective_scan` | |
+//! | `chunk_scan` `kv_cache` `linear_cross_entropy` `matmul_4bit` `selective_scan` | |
 //! | `emulator` | `run` and `lint` |
 
 #![deny(unsafe_code)]
@@ -35,6 +35,7 @@ mod calls;
 mod cast;
 mod causal_conv;
 mod cells;
+mod chunk_scan;
 mod conv;
 mod cross_entropy;
 mod cumsum;
@@ -110,6 +111,8 @@ mod _native {
     use crate::cells::{
         gru_cell, gru_cell_backward, lstm_cell, lstm_cell_backward, rnn_cell, rnn_cell_backward,
     };
+    #[pymodule_export]
+    use crate::chunk_scan::{chunk_scan, chunk_scan_backward};
     #[pymodule_export]
     use crate::conv::{conv, conv_backward};
     #[pymodule_export]

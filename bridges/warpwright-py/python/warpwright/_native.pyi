@@ -530,6 +530,39 @@ def causal_conv1d_backward(
 def causal_conv1d_update(
     x: _A, states: _Array, weight: _Array, bias: _Array | None = None, **options: Unpack[_CausalConvOptions]
 ) -> _A: ...
+def chunk_scan(
+    x: _Array,
+    dt: _Array,
+    A: _Array,
+    B: _Array,
+    C: _Array,
+    D: _Array | None = None,
+    dt_bias: _Array | None = None,
+    dt_softplus: bool = False,
+    *,
+    initial_state: _Array | None = None,
+    last_state: bool = False,
+    training: bool = False,
+    out: _Arrays | None = None,
+    stream: _Stream | None = None,
+) -> Any: ...
+def chunk_scan_backward(
+    x: _A,
+    dt: _Array,
+    A: _Array,
+    B: _Array,
+    C: _Array,
+    states: _Array,
+    dy: _Array,
+    dlast_state: _Array | None = None,
+    *,
+    D: _Array | None = None,
+    dt_bias: _Array | None = None,
+    dt_softplus: bool = False,
+    initial_state: _Array | None = None,
+    out: _Arrays | None = None,
+    stream: _Stream | None = None,
+) -> tuple[_A, _Other, _Other, _Other, _Other, _Other | None, _Other | None, _Other | None]: ...
 def selective_scan(
     u: _Array,
     delta: _Array,

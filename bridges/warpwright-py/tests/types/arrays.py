@@ -65,12 +65,16 @@ def layers(x: F32, weight: F32, t: torch.Tensor) -> None:
     du, ddelta, dA, *_ = ww.selective_scan_backward(t, t, t, t, t, t, t, delta_softplus=True)
     assert_type(du, torch.Tensor)
     assert_type(ww.selective_scan_update(t, t, t, t, t, t, channels_last=True), torch.Tensor)
+    dx, *_ = ww.chunk_scan_backward(t, t, t, t, t, t, t, dt_softplus=True)
+    assert_type(dx, torch.Tensor)
     print(ddelta, dA)
     print(lse, y.shape, h_n, c_n, z, mean, rstd, h.shape)
 
     ww.matmul(x)  # type: ignore
     ww.conv(x, weight, strides=2)  # type: ignore
     ww.attention(t, t)  # type: ignore
+    ww.chunk_scan(t, t, t, t)  # type: ignore
+    ww.chunk_scan_backward(t, t, t, t, t, t)  # type: ignore
     ww.selective_scan(t, t, t, t)  # type: ignore
     ww.selective_scan_backward(t, t, t, t, t, t)  # type: ignore
     ww.attention(t, t, t, causal="yes")  # type: ignore
