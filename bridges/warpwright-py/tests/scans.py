@@ -1,4 +1,4 @@
-"""The selective scan of PyTorch's operations, for the tests of ours."""
+"""Scans of PyTorch's operations, for the tests of ours."""
 
 from __future__ import annotations
 
@@ -20,4 +20,19 @@ def selective_scan(u, delta, A, B, C, D=None, z=None, delta_bias=None, initial_s
     y = torch.stack(found, -1)
     y = y if D is None else y + D[:, None] * u
     y = y if z is None else y * F.silu(z)
+    return (y, h) if last_state else y
+
+
+def chunk_scan(x, dt, A, B, C, D=None, dt_bias=None, initial_states=None, softplus=True, last_state=False):
+    """The definition of Mamba 2's, position by position."""
+    B, C = (t.repeat_interleave(x.shape[2] // t.shape[2], 2) for t in (B, C))
+    step = dt if dt_bias is None else dt + dt_bias
+    step = F.softplus(step) if softplus else step
+    h = x.new_zeros(x.shape[0], *x.shape[2:], B.shape[3]) if initial_states is None else initial_states
+    found = []
+    for t in range(x.shape[1]):
+        h = torch.exp(step[:, t] * A)[..., None, None] * h + (step[:, t, :, None] * x[:, t])[..., None] * B[:, t, :, None]
+        found.append((h * C[:, t, :, None]).sum(-1))
+    y = torch.stack(found, 1)
+    y = y if D is None else y + D[:, None] * x
     return (y, h) if last_state else y

@@ -41,7 +41,8 @@ def functions(x: Tensor, ids: Tensor) -> None:
     assert_type(wt.scaled_dot_product_attention(o, y, c_n, is_causal=True), Tensor)
     assert_type(wt.selective_state_update(x, x, x, x, x, x, dt_softplus=True), Tensor)
     scanned, state = wt.selective_scan(x, x, x, x, x, return_last_state=True, initial_state=x)
-    print(indices, scanned, state)
+    chunked = wt.chunk_scan(x, x, x, x, x, 64, D=x, return_final_states=True)
+    print(indices, scanned, state, chunked)
 
     wt.leaky_relu(x, "0.2")  # type: ignore
     wt.linear(x)  # type: ignore
@@ -49,6 +50,7 @@ def functions(x: Tensor, ids: Tensor) -> None:
     wt.cross_entropy(x, ids, label_smoothing="0.1")  # type: ignore
     wt.cumsum(x, dim="rows")  # type: ignore
     wt.topk(x, largest=True)  # type: ignore
+    wt.chunk_scan(x, x, x, x)  # type: ignore
     wt.selective_scan(x, x, x, x)  # type: ignore
     wt.selective_state_update(x, x, x, x, x, x, softplus=True)  # type: ignore
     wt.gelu(x)  # type: ignore

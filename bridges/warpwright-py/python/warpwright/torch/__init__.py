@@ -16,6 +16,7 @@ from ._attention import attention, attention_qkvpacked, scaled_dot_product_atten
 from ._block_mask import BlockMask
 from ._batch import batch_norm
 from ._causal_conv import causal_conv1d, causal_conv1d_update
+from ._chunk_scan import chunk_scan
 from ._clip import clip_grad_norm_
 from ._conv import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
 from ._cross_entropy import cross_entropy
@@ -100,6 +101,7 @@ __all__ = [
     "batch_norm",
     "causal_conv1d",
     "causal_conv1d_update",
+    "chunk_scan",
     "clip_grad_norm_",
     "conv1d",
     "conv2d",
