@@ -1,4 +1,4 @@
-"""Models of transformers with convolutions along time and selective scans, patched: whole sequences, caches, steps and generation."""
+"""Models of transformers with convolutions along time and scans, patched: whole sequences, caches, steps and generation."""
 
 from __future__ import annotations
 
@@ -185,3 +185,100 @@ def test_compiled(torch_device):
         expected = model(ids, use_cache=False).logits
         with wt.patch(model, emulator=torch_device == "cpu"):
             near(compile_anew(lambda ids: model(ids, use_cache=False).logits)(ids), expected.double())
+
+
+SECOND = {"num_heads": 4, "head_dim": 8, "n_groups": 2, "chunk_size": 4, "state_size": 16, "hidden_size": 16, "num_hidden_layers": 2, "expand": 2}
+
+
+def of_chunks(device: str, dtype, **options):
+    torch.manual_seed(5)
+    model = transformers.Mamba2ForCausalLM(transformers.Mamba2Config(**SECOND | WORDS | options)).to(device, dtype)
+    return model, torch.randint(3, 23, (2, 9), device=device)
+
+
+def within(found, exact, budget):
+    assert float((found.double() - exact).norm()) <= budget * float(exact.norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_chunks_of_prompts_and_steps(dtype, torch_device):
+    """The scan of a prompt is ours, and goes on in steps of PyTorch's."""
+    model, ids = of_chunks(torch_device, dtype)
+    exact = copy.deepcopy(model).double()(ids, use_cache=False).logits.detach()
+    with torch.no_grad():
+        plain = float((model(ids, use_cache=False).logits.double() - exact).norm() / exact.norm())
+        with wt.patch(model, emulator=torch_device == "cpu") as patched:
+            within(model(ids, use_cache=False).logits, exact, 2 * plain)
+            assert counts(patched)["chunk_scan"] == 2, patched.report()
+            found = model(ids[:, :7], use_cache=True)
+            logits = [found.logits]
+            for at in (7, 8):
+                logits.append(model(ids[:, at : at + 1], **cached(found), use_cache=True).logits)
+            within(torch.cat(logits, 1), exact, 2 * plain)
+            assert counts(patched)["chunk_scan"] == 4, patched.report()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_chunks_in_training(dtype, torch_device):
+    model, ids = of_chunks(torch_device, dtype)
+    model.train()
+
+    def gradients(model):
+        model.zero_grad()
+        model(ids, labels=ids, use_cache=False).loss.backward()
+        return {name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None}
+
+    exact, plain = gradients(copy.deepcopy(model).double()), gradients(model)
+    with wt.patch(model, emulator=torch_device == "cpu") as patched:
+        found = gradients(model)
+        assert counts(patched)["chunk_scan"] == 2, patched.report()
+    assert found.keys() == exact.keys()
+    for name, gradient in found.items():
+        difference = float((plain[name] - exact[name]).norm() / exact[name].norm())
+        within(gradient, exact[name], 2 * difference + 1e-2)
+
+
+def test_chunks_that_are_left(torch_device):
+    """Of float32, and of time steps with limits."""
+    for dtype, options, why in (
+        (torch.float32, {}, "float32 is not taken"),
+        (torch.bfloat16, {"time_step_limit": (0.0, 0.5)}, "limits of time steps are not taken"),
+    ):
+        model, ids = of_chunks(torch_device, dtype, **options)
+        with torch.no_grad():
+            expected = model(ids, use_cache=False).logits
+            with wt.patch(model, emulator=torch_device == "cpu", disable={"causal_conv1d", "Mamba2RMSNorm", "linear"}) as patched:
+                found = model(ids, use_cache=False).logits
+                assert patched.left()[why] == 2 and counts(patched)["chunk_scan"] == 0, patched.report()
+        within(found, expected.double(), 2e-2)
+
+
+def test_another_function_of_chunks_is_left(torch_device, monkeypatch):
+    from transformers.models.mamba2 import modeling_mamba2
+
+    scan = modeling_mamba2.mamba2_chunk_scan
+    other = lambda x, dt, *rest, **options: scan(x, 2 * dt, *rest, **options)  # noqa: E731
+    model, ids = of_chunks(torch_device, torch.bfloat16)
+    with torch.no_grad(), wt.patch(model, emulator=torch_device == "cpu") as patched:
+        monkeypatch.setattr(modeling_mamba2, "mamba2_chunk_scan", other)
+        model(ids, use_cache=False)
+        assert patched.left()["a function of another kind"] == 2 and counts(patched)["chunk_scan"] == 0
+    with wt.patch(model, emulator=torch_device == "cpu") as patched:
+        assert "chunk_scan" not in counts(patched)
+
+
+def test_chunks_of_hybrids(torch_device):
+    """Models whose blocks have the function of the same name."""
+    torch.manual_seed(5)
+    config = transformers.BambaConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, attn_layer_indices=[1],
+        mamba_n_heads=4, mamba_d_head=16, mamba_d_state=8, mamba_n_groups=1, mamba_chunk_size=4, **WORDS,
+    )  # fmt: skip
+    model = transformers.BambaForCausalLM(config).to(torch_device, torch.bfloat16).eval()
+    ids = torch.randint(3, 23, (2, 9), device=torch_device)
+    with torch.no_grad():
+        exact = copy.deepcopy(model).double()(ids, use_cache=False).logits
+        plain = float((model(ids, use_cache=False).logits.double() - exact).norm() / exact.norm())
+        with wt.patch(model, emulator=torch_device == "cpu") as patched:
+            within(model(ids, use_cache=False).logits, exact, 2 * plain)
+            assert counts(patched)["chunk_scan"] == 1, patched.report()

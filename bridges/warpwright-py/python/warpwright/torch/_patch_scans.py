@@ -1,4 +1,4 @@
-"""Convolutions along time and selective scans that blocks of transformers call as functions; `warpwright.torch.patch` is for users.
+"""Convolutions along time, selective scans and scans of Mamba 2 that blocks of transformers call as functions; `warpwright.torch.patch` is for users.
 
 Whether a function is what its name says is tried on numbers, with the function of PyTorch's operations that it stands for: libraries have a
 copy in each model.
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ._causal_conv import causal_conv1d, causal_conv1d_update
+from ._chunk_scan import chunk_scan
 from ._images import is_recorded
 from ._registry import is_compiling
 from ._selective_scan import selective_scan, selective_state_update
@@ -80,12 +81,25 @@ def _scans_step(function: Any, draw: Any) -> Any:
     return [(function(state, x, dt, A, B, C, D, z=z, dt_bias=bias, dt_softplus=True), y), (state, h)]
 
 
+def _scans_chunks(function: Any, draw: Any) -> Any:
+    x, dt, A, B, C, D, bias = draw(1, 3, 4, 2), draw(1, 3, 4), -draw(4).exp(), draw(1, 3, 2, 5), draw(1, 3, 2, 5), draw(4), draw(4)
+    first = draw(1, 4, 2, 5)
+    h, exact, step = first, [], F.softplus(dt + bias)
+    for t in range(3):
+        b, c = (rows[:, t].repeat_interleave(2, 1)[:, :, None] for rows in (B, C))
+        h = torch.exp(step[:, t] * A)[..., None, None] * h + (step[:, t, :, None] * x[:, t])[..., None] * b
+        exact.append((h * c).sum(-1) + D[:, None] * x[:, t])
+    options = {"D": D, "z": None, "dt_bias": bias, "dt_softplus": True, "initial_states": first, "return_final_states": True}
+    return zip(function(x, dt, A, B, C, chunk_size=2, dt_limit=(0.0, float("inf")), **options), (torch.stack(exact, 1), h))
+
+
 # Results of a function on numbers, and what they are where it is what the helper stands for.
 _TRIED: Dict[str, Callable[..., Any]] = {
     "convolve": _convolves,
     "convolve_step": _convolves_step,
     "scan": _scans,
     "scan_step": _scans_step,
+    "scan_chunks": _scans_chunks,
 }
 HELPERS = tuple(_TRIED)
 
@@ -140,3 +154,28 @@ def scan_step(block: Any, function: Callable[..., Tensor], state: Tensor, x: Ten
     ours = lambda: selective_state_update(state, x, *rest, **options)  # noqa: E731
     reason = _STEPS_HAVE_NONE if is_recorded(state, x, *rest, *filter(torch.is_tensor, options.values())) else None
     return block._warpwright_block["selective_scan"].run(ours, theirs, block, x, _rule("scan_step", function), reason)
+
+
+# Arguments of functions of chunks that ours has.
+_OF_CHUNKS = ("chunk_size", "D", "dt_bias", "initial_states", "dt_softplus", "return_final_states")
+
+
+def scan_chunks(block: Any, function: Callable[..., Any], x: Tensor, dt: Tensor, *rest: Any, **options: Any) -> Any:
+    """The scan of Mamba 2. options: also what ours leaves out, and how PyTorch would make it."""
+    theirs = lambda: function(x, dt, *rest, **options)  # noqa: E731
+    ours = lambda: chunk_scan(x, dt, *rest, **{name: options[name] for name in _OF_CHUNKS if name in options})  # noqa: E731
+    replacement = block._warpwright_block["chunk_scan"]
+    return replacement.run(ours, theirs, block, x, _rule("scan_chunks", function), _left_of_chunks(x, options))
+
+
+def _left_of_chunks(x: Tensor, options: Dict[str, Any]) -> Optional[str]:
+    """Why ours does not take such arguments."""
+    if x.dtype not in (torch.float16, torch.bfloat16):
+        return f"{str(x.dtype).split('.')[-1]} is not taken"
+    for name in ("z", "seq_idx", "cu_seqlens"):
+        if options.get(name) is not None:
+            return f"{name} is not taken"
+    least, most = options.get("dt_limit") or (0.0, float("inf"))
+    # Steps behind softplus are not below 0.
+    is_limit = most != float("inf") or least > 0 or not options.get("dt_softplus")
+    return "limits of time steps are not taken" if is_limit else None

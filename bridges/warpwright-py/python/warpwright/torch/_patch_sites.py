@@ -12,6 +12,7 @@
     create_causal_mask(..., position_ids=position_ids)         given
     causal_conv1d_fn(x, weight), causal_conv1d_update(x, ..)   convolve, convolve_step
     mamba_selective_scan(u, ..), .._state_update(state, ..)    scan, scan_step
+    mamba2_chunk_scan(x, dt, ..)                               scan_chunks
 
 What follows a condition is taken into its branches where one ends with the first operation of a chain.
 
@@ -36,6 +37,7 @@ KIND_OF = {
     "convolve_step": "causal_conv1d",
     "scan": "selective_scan",
     "scan_step": "selective_scan",
+    "scan_chunks": "chunk_scan",
 }
 # Functions along time, as modules of transformers call them, with the number of arguments that have no name.
 _ALONG_TIME = {
@@ -43,6 +45,7 @@ _ALONG_TIME = {
     "causal_conv1d_update": ("convolve_step", 2),
     "mamba_selective_scan": ("scan", 5),
     "mamba_selective_state_update": ("scan_step", 6),
+    "mamba2_chunk_scan": ("scan_chunks", 5),
 }
 # The function that rotates queries and keys by tables of all positions, as modules of transformers call it.
 _ROTATION = {"apply_rotary_pos_emb", "self.rotary_fn"}
