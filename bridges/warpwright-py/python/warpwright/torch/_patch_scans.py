@@ -162,8 +162,20 @@ _OF_CHUNKS = ("chunk_size", "D", "dt_bias", "initial_states", "dt_softplus", "re
 
 def scan_chunks(block: Any, function: Callable[..., Any], x: Tensor, dt: Tensor, *rest: Any, **options: Any) -> Any:
     """The scan of Mamba 2. options: also what ours leaves out, and how PyTorch would make it."""
+
+    def ours() -> Any:
+        named = {name: options[name] for name in _OF_CHUNKS if name in options}
+        least, most = options.get("dt_limit") or (0.0, float("inf"))
+        softplus = named.get("dt_softplus", False)
+        # Steps behind softplus are not below 0.
+        if softplus and least <= 0 and most == float("inf"):
+            return chunk_scan(x, dt, *rest, **named)
+        bias = named.pop("dt_bias", None)
+        named["dt_softplus"] = False
+        steps = dt if bias is None else dt + bias.to(dt.dtype)
+        return chunk_scan(x, (F.softplus(steps) if softplus else steps).clamp(least, most), *rest, **named)
+
     theirs = lambda: function(x, dt, *rest, **options)  # noqa: E731
-    ours = lambda: chunk_scan(x, dt, *rest, **{name: options[name] for name in _OF_CHUNKS if name in options})  # noqa: E731
     replacement = block._warpwright_block["chunk_scan"]
     return replacement.run(ours, theirs, block, x, _rule("scan_chunks", function), _left_of_chunks(x, options))
 
@@ -172,10 +184,5 @@ def _left_of_chunks(x: Tensor, options: Dict[str, Any]) -> Optional[str]:
     """Why ours does not take such arguments."""
     if x.dtype not in (torch.float16, torch.bfloat16):
         return f"{str(x.dtype).split('.')[-1]} is not taken"
-    for name in ("z", "seq_idx", "cu_seqlens"):
-        if options.get(name) is not None:
-            return f"{name} is not taken"
-    least, most = options.get("dt_limit") or (0.0, float("inf"))
-    # Steps behind softplus are not below 0.
-    is_limit = most != float("inf") or least > 0 or not options.get("dt_softplus")
-    return "limits of time steps are not taken" if is_limit else None
+    given = (name for name in ("z", "seq_idx", "cu_seqlens") if options.get(name) is not None)
+    return next((f"{name} is not taken" for name in given), None)
