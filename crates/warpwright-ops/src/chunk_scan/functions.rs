@@ -107,17 +107,19 @@ impl ChunkScan {
 /// `y[t] = h[t] C[t] + D x[t]` of states `h[t] = exp(s[t] A) h[t - 1] + s[t] x[t] B[t]^T` of heads, with time steps `s[t]` that are
 /// `dt[t] + dt_bias` or its `softplus`: the scan of Mamba 2 (Dao and Gu 2024, arXiv:2405.21060); see the [module](crate::chunk_scan).
 ///
-/// Shapes are those of [`ChunkScanInputs`] and [`ChunkScanOptions`], heads of 1 to 128 elements and states of 1 to 256 numbers. Tensors are of
-/// f16 or bf16, parameters and states before and behind the samples of f32; from sm_80 on.
+/// `x` and `y` are `[batch, len, heads, head_dim]`, `dt` is `[batch, len, heads]`, `b` and `c` are `[batch, len, groups, state]`, of f16 or bf16; `a`, `d`
+/// and `dt_bias` are `[heads]`, states before and behind the samples `[batch, heads, head_dim, state]`, of f32. Heads have 1 to 128 elements and
+/// states 1 to 256 numbers. From sm_80 on.
 ///
 /// ```
 /// # fn main() -> Result<(), warpwright::Error> {
 /// use warpwright::chunk_scan::{ChunkScanInputs, ChunkScanOptions};
-/// use warpwright::{Device, Tensor, bf16, chunk_scan};
+/// use warpwright::{DType, Device, Tensor, cast, chunk_scan};
 ///
 /// let device = Device::best();
 /// let stream = device.stream()?;
-/// let x = Tensor::from_slice(&device, &[1.0, 2.0, 4.0].map(bf16::from_f32), &[1, 3, 1, 1])?;
+/// let x = Tensor::from_slice(&device, &[1.0f32, 2.0, 4.0], &[1, 3, 1, 1])?;
+/// let x = cast(&stream, &x, DType::BF16)?;
 /// let steps = Tensor::ones_on(&stream, x.dtype(), &[1, 3, 1])?;
 /// let rows = Tensor::ones_on(&stream, x.dtype(), &[1, 3, 1, 1])?;
 /// // A state that never decays: the sums of what came.
@@ -125,7 +127,8 @@ impl ChunkScan {
 /// let options = ChunkScanOptions { last_state: true, ..Default::default() };
 /// let inputs = ChunkScanInputs { x: &x, dt: &steps, a: &a, b: &rows, c: &rows };
 /// let out = chunk_scan(&stream, inputs, options)?;
-/// assert_eq!(out.y.to_vec_on::<bf16>(&stream)?, [1.0, 3.0, 7.0].map(bf16::from_f32));
+/// let y = cast(&stream, &out.y, DType::F32)?;
+/// assert_eq!(y.to_vec_on::<f32>(&stream)?, [1.0, 3.0, 7.0]);
 /// assert_eq!(out.last_state.expect("asked for").to_vec_on::<f32>(&stream)?, [7.0]);
 /// # Ok(())
 /// # }
@@ -184,11 +187,12 @@ fn written(tensor: &mut Option<Tensor>) -> Option<TensorMut<'_>> {
 /// ```
 /// # fn main() -> Result<(), warpwright::Error> {
 /// use warpwright::chunk_scan::{ChunkScanInputs, ChunkScanOptions};
-/// use warpwright::{Device, Tensor, bf16, chunk_scan, chunk_scan_backward};
+/// use warpwright::{DType, Device, Tensor, cast, chunk_scan, chunk_scan_backward};
 ///
 /// let device = Device::best();
 /// let stream = device.stream()?;
-/// let x = Tensor::from_slice(&device, &[1.0, 2.0, 4.0].map(bf16::from_f32), &[1, 3, 1, 1])?;
+/// let x = Tensor::from_slice(&device, &[1.0f32, 2.0, 4.0], &[1, 3, 1, 1])?;
+/// let x = cast(&stream, &x, DType::BF16)?;
 /// let steps = Tensor::ones_on(&stream, x.dtype(), &[1, 3, 1])?;
 /// let rows = Tensor::ones_on(&stream, x.dtype(), &[1, 3, 1, 1])?;
 /// let a = Tensor::from_slice(&device, &[0.0f32], &[1])?;
@@ -197,8 +201,8 @@ fn written(tensor: &mut Option<Tensor>) -> Option<TensorMut<'_>> {
 /// let out = chunk_scan(&stream, inputs, options)?;
 /// let states = out.states.expect("asked for");
 /// let d = chunk_scan_backward(&stream, inputs, &states, &rows, None, options)?;
-/// assert_eq!(d.dx.to_vec_on::<bf16>(&stream)?, [3.0, 2.0, 1.0].map(bf16::from_f32));
-/// assert_eq!(d.dc.to_vec_on::<bf16>(&stream)?, [1.0, 3.0, 7.0].map(bf16::from_f32));
+/// let dx = cast(&stream, &d.dx, DType::F32)?;
+/// assert_eq!(dx.to_vec_on::<f32>(&stream)?, [3.0, 2.0, 1.0]);
 /// # Ok(())
 /// # }
 /// ```

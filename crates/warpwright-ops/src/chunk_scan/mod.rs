@@ -34,7 +34,7 @@ pub use functions::*;
 use kernels::gradients::{GradientArgs, Gradients, OF_CHUNK, OF_POSITION};
 use kernels::outputs::{OutputArgs, Outputs};
 use kernels::states::{StateArgs, States};
-use kernels::step_gradients::{self, PARAMETERS, StepGradientArgs, StepGradients};
+use kernels::step_gradients::{PARAMETERS, StepGradientArgs, StepGradients};
 use kernels::steps::{self, Prepare, PrepareArgs, TimeArgs};
 use kernels::sums::{ParameterArgs, Parameters};
 use kernels::{Config, Rows, Sizes, Steps};
@@ -430,7 +430,6 @@ impl Operation for ChunkScanBackwardDesc {
             of_positions: checked.positions as u64,
             of_chunks: of_chunks as u64,
         };
-        let warps = plan::cover(OP, of_chunks, step_gradients::THREADS / WARP)?;
         let sum_rows = RowSumArgs {
             partial: Args::workspace.written_at(of_rows),
             db: Args::db.arg(),
@@ -447,7 +446,7 @@ impl Operation for ChunkScanBackwardDesc {
             heads: plan::small(heads),
         };
         let last = [
-            plan::launch_over(OP, &StepGradients { dtype }, of_steps, target, warps)?,
+            plan::launch_over(OP, &StepGradients { dtype }, of_steps, target, checked.warps()?)?,
             checked.columns(&RowSums { dtype }, sum_rows, 2 * rows)?,
             checked.columns(&Parameters, of_parameters, heads * PARAMETERS as usize)?,
         ];
@@ -567,10 +566,14 @@ impl Checked {
         self.scan.batch * self.chunks * self.scan.groups * self.parts
     }
 
+    /// Blocks with a warp for each head of each chunk, if there are any.
+    fn warps(&self) -> Result<Option<[u32; 3]>, PlanError> {
+        plan::cover(OP, self.positions / tuning::CHUNK as usize, steps::THREADS / WARP)
+    }
+
     /// The launch that makes steps, if there are any.
     fn prepare(&self, args: PrepareArgs) -> Result<Option<LaunchStep>, PlanError> {
-        let heads = self.positions / tuning::CHUNK as usize;
-        let grid = plan::cover(OP, heads, steps::THREADS)?;
+        let grid = self.warps()?;
         plan::launch_over(OP, &Prepare { dtype: self.scan.dtype }, args, self.target, grid)
     }
 

@@ -1,16 +1,11 @@
 //! The gradients of time steps, from what positions and chunks have left.
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{WARP, kernel_args, warp_inclusive_sum};
+use warpwright_dsl::{WARP, kernel_args};
 
-use super::steps::{TimeArgs, TimeParams};
-use super::{SizeParams, Sizes, Steps, StepsParams, first_step};
-use crate::chunk_scan::tuning::CHUNK;
+use super::steps::{self, OWN, Place, TimeArgs, TimeParams, sums_before};
+use super::{SizeParams, Sizes, Steps, StepsParams};
 
-/// Threads of a block.
-pub(in crate::chunk_scan) const THREADS: u32 = 256;
-/// Neighbouring positions of a lane.
-const OWN: u32 = CHUNK / WARP;
 /// Parameters of a head.
 pub(in crate::chunk_scan) const PARAMETERS: u32 = 3;
 
@@ -32,18 +27,16 @@ impl KernelDef for StepGradients {
     type Args = StepGradientArgs;
 
     fn spec(&self) -> KernelSpec {
-        KernelSpec::new(format!("chunk_scan_backward_steps_{}", self.dtype), BlockDim::x(THREADS))
+        KernelSpec::new(format!("chunk_scan_backward_steps_{}", self.dtype), BlockDim::x(steps::THREADS))
             .dtypes(DTypes::all(self.dtype))
     }
 
     fn build<'k>(&self, k: K<'k>, p: StepGradientParams<'k>) {
         let (sizes, time, steps): (SizeParams<'k>, TimeParams<'k>, StepsParams<'k>) =
             (p.sizes, p.time, p.steps);
-        let (index, lane) = (k.block_idx_x().mul_add(THREADS, k.thread_idx()) / WARP, k.lane_idx());
-        let (rest, head) = (index / sizes.heads, index % sizes.heads);
-        let (sample, chunk) = (rest / sizes.chunks, rest % sizes.chunks);
+        let place = Place::new(k, sizes);
+        let Place { head, sample, chunk, first, .. } = place;
         k.if_(sample.lt(p.samples), || {
-            let first = first_step(sizes, sample, head, chunk) + (lane * OWN).to_u64();
             let value = |i: u64| p.positions.at(p.of_positions * i + first).load::<f32>(OWN);
             let [later, earlier, by_state] = [0, 1, 2].map(value);
             let step = steps.step.at(first).load::<f32>(OWN);
@@ -61,12 +54,9 @@ impl KernelDef for StepGradients {
             let rate = time.a.at(head).get::<f32>();
             let dstep = exponent.mul_add(rate, earlier + by_state);
             let bias = time.bias_of(head);
-            let start = chunk * CHUNK + lane * OWN;
             let mut of_bias = k.lit(0.0f32);
             for (i, dstep) in (0..).zip(dstep.iter()) {
-                let position = start + i;
-                let there = position.lt(sizes.len);
-                let at = sample.mul_wide(sizes.len) + position.to_u64();
+                let (there, at) = place.at(sizes, i);
                 let raw = time.raw(at, head, bias, there);
                 let slope = k.if_else(time.softplus.ne(0), || raw.sigmoid(), || k.lit(1.0f32));
                 let gradient = there.select(dstep * slope, 0.0);
@@ -78,7 +68,7 @@ impl KernelDef for StepGradients {
             }
             let of_rate = (&step * &exponent).iter().reduce(|a, b| a + b).unwrap_or(of_bias);
             let [of_rate, of_bias] = [of_rate, of_bias].map(|sum| warp_reduce(k, Sum, sum));
-            k.if_(lane.eq(0), || {
+            k.if_(k.lane_idx().eq(0), || {
                 let to = p.parameters.at(row * (sizes.heads * PARAMETERS).to_u64() + head.to_u64());
                 for (i, value) in (0u32..).zip([of_rate, dd, of_bias]) {
                     to.at((sizes.heads * i).to_u64()).set(value);
@@ -110,17 +100,4 @@ fn from_the_last<'k>(values: &Lanes<'k, f32>) -> Lanes<'k, f32> {
     }
     sums.reverse();
     Lanes::from(sums)
-}
-
-/// The sum of the values before each position of the chunk.
-fn sums_before<'k>(k: K<'k>, values: &Lanes<'k, f32>) -> Lanes<'k, f32> {
-    let total = values.iter().reduce(|a, b| a + b).unwrap_or(k.lit(0.0));
-    let through = warp_inclusive_sum(k, total);
-    let before = through.shfl_up(1u32);
-    let mut sum = k.lane_idx().gt(0).select(before, 0.0);
-    values.map(|value| {
-        let before = sum;
-        sum = sum + value;
-        before
-    })
 }

@@ -1,15 +1,15 @@
 //! The steps of all positions, and the sums of their exponents within chunks.
 
-use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
+use warpwright_dsl::{WARP, kernel_args, warp_inclusive_sum};
 
 use super::{RowParams, Rows, SizeParams, Sizes, first_step};
 use crate::chunk_scan::tuning::CHUNK;
 
 /// Threads of a block.
-pub(in crate::chunk_scan) const THREADS: u32 = 64;
-/// Positions of a thread that are loaded at once.
-const AT_ONCE: u32 = 8;
+pub(in crate::chunk_scan) const THREADS: u32 = 256;
+/// Neighbouring positions of a lane.
+pub(super) const OWN: u32 = CHUNK / WARP;
 
 kernel_args! {
     /// The time steps as they come.
@@ -38,7 +38,35 @@ impl<'k> TimeParams<'k> {
     }
 }
 
-/// A thread for each head of each chunk.
+/// The place of a warp: it has a head of a chunk, and its lanes neighbouring positions.
+pub(super) struct Place<'k> {
+    pub(super) head: U32<'k>,
+    pub(super) sample: U32<'k>,
+    pub(super) chunk: U32<'k>,
+    /// The lane's first position in the sample.
+    pub(super) position: U32<'k>,
+    /// Its number among those of all heads.
+    pub(super) first: U64<'k>,
+}
+
+impl<'k> Place<'k> {
+    pub(super) fn new(k: K<'k>, sizes: SizeParams<'k>) -> Self {
+        let index = k.block_idx_x().mul_add(THREADS, k.thread_idx()) / WARP;
+        let (rest, head) = (index / sizes.heads, index % sizes.heads);
+        let (sample, chunk) = (rest / sizes.chunks, rest % sizes.chunks);
+        let own = k.lane_idx() * OWN;
+        let first = first_step(sizes, sample, head, chunk) + own.to_u64();
+        Self { head, sample, chunk, position: chunk.mul_add(CHUNK, own), first }
+    }
+
+    /// Whether the sample has the lane's `i`-th position, and its number among those of all samples.
+    pub(super) fn at(&self, sizes: SizeParams<'k>, i: u32) -> (Pred<'k>, U64<'k>) {
+        let position = self.position + i;
+        (position.lt(sizes.len), self.sample.mul_wide(sizes.len) + position.to_u64())
+    }
+}
+
+/// A warp for each head of each chunk.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::chunk_scan) struct Prepare {
     pub(in crate::chunk_scan) dtype: DType,
@@ -54,36 +82,34 @@ impl KernelDef for Prepare {
 
     fn build<'k>(&self, k: K<'k>, p: PrepareParams<'k>) {
         let sizes: SizeParams<'k> = p.sizes;
-        let index = k.block_idx_x().mul_add(THREADS, k.thread_idx());
-        let (rest, head) = (index / sizes.heads, index % sizes.heads);
-        let (sample, chunk) = (rest / sizes.chunks, rest % sizes.chunks);
-        k.if_(sample.lt(p.samples), || {
-            let rate = p.time.a.at(head).get::<f32>() * std::f64::consts::LOG2_E;
-            let bias = p.time.bias_of(head);
-            let (start, to) = (chunk * CHUNK, first_step(sizes, sample, head, chunk));
-            let zero = k.lit(0.0f32);
-            let _ = k.fold(k.range(0u32, CHUNK, AT_ONCE), zero, |from, sum| {
-                let step = |i: u32| {
-                    let position = start + from + i;
-                    let there = position.lt(sizes.len);
-                    let raw = p.time.raw(sample.mul_wide(sizes.len) + position.to_u64(), head, bias, there);
-                    let step = k.if_else(p.time.softplus.ne(0), || raw.softplus(), || raw);
-                    there.select(step, 0.0)
-                };
-                let steps: Vec<F32<'k>> = (0..AT_ONCE).map(step).collect();
-                let mut sum = sum;
-                let sums: Vec<F32<'k>> = steps
-                    .iter()
-                    .map(|step| {
-                        sum = step.mul_add(rate, sum);
-                        sum
-                    })
-                    .collect();
-                let at = to + from.to_u64();
-                p.step.at(at).store(Lanes::from(steps));
-                p.sum.at(at).store(Lanes::from(sums));
-                sum
-            });
+        let place = Place::new(k, sizes);
+        k.if_(place.sample.lt(p.samples), || {
+            let rate = p.time.a.at(place.head).get::<f32>() * std::f64::consts::LOG2_E;
+            let bias = p.time.bias_of(place.head);
+            let step = |i: u32| {
+                let (there, at) = place.at(sizes, i);
+                let raw = p.time.raw(at, place.head, bias, there);
+                let step = k.if_else(p.time.softplus.ne(0), || raw.softplus(), || raw);
+                there.select(step, 0.0)
+            };
+            let steps: Lanes<'k, f32> = (0..OWN).map(step).collect();
+            let exponents = steps.map(|step| step * rate);
+            let before = sums_before(k, &exponents);
+            p.step.at(place.first).store(steps);
+            p.sum.at(place.first).store(before + exponents);
         });
     }
+}
+
+/// The sum of the values before each position of the chunk.
+pub(super) fn sums_before<'k>(k: K<'k>, values: &Lanes<'k, f32>) -> Lanes<'k, f32> {
+    let total = values.iter().reduce(|a, b| a + b).unwrap_or(k.lit(0.0));
+    let through = warp_inclusive_sum(k, total);
+    let before = through.shfl_up(1u32);
+    let mut sum = k.lane_idx().gt(0).select(before, 0.0);
+    values.map(|value| {
+        let before = sum;
+        sum = sum + value;
+        before
+    })
 }
