@@ -7,13 +7,11 @@ from torch import Tensor
 
 from .. import _native
 from .._errors import Error, renamed
-from ._common import gradient_of, narrow, row_major, statistics
-from ._differentiable import Differentiable
+from ._common import narrow, row_major, statistics
 from ._images import expect_rank
-from ._registry import Operator
+from ._scans import operators, wide
 
 _TENSORS = "Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? dt_bias, Tensor? initial_state"
-_INPUTS = 8
 # Positions from one saved state to the next.
 _CHUNK = 64
 
@@ -33,43 +31,14 @@ def _gradients(
     )
 
 
-def _fake_gradients(*arguments: Any) -> Any:
-    return tuple(None if given is None else gradient_of(given, arguments[0]) for given in arguments[:_INPUTS])
+def _fake(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, *rest: Any) -> Tuple[Tensor, Tensor, Tensor]:
+    batch, length, heads, head_dim = x.shape
+    state = (heads, head_dim, B.shape[3])
+    states = x.new_empty((batch, (length + _CHUNK - 1) // _CHUNK, *state))
+    return row_major(x), statistics(x, (batch, *state)), states
 
 
-def _operator(last_state: bool) -> Any:
-    name = "chunk_scan_with_state" if last_state else "chunk_scan"
-
-    def fake(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, *rest: Any) -> Any:
-        batch, length, heads, head_dim = x.shape
-        state = (heads, head_dim, B.shape[3])
-        states = x.new_empty((batch, (length + _CHUNK - 1) // _CHUNK, *state))
-        return (row_major(x), statistics(x, (batch, *state)), states) if last_state else (row_major(x), states)
-
-    return Differentiable(
-        Operator(
-            f"{name}({_TENSORS}, bool dt_softplus) -> ({'Tensor, ' if last_state else ''}Tensor, Tensor)",
-            native=lambda *arguments: _forward(*arguments, last_state=last_state, training=True),
-            fake=fake,
-        ),
-        Operator(
-            f"{name}_backward({_TENSORS}, Tensor states, Tensor dy, {'Tensor dlast_state, ' if last_state else ''}bool dt_softplus) "
-            f"-> ({', '.join(['Tensor'] * _INPUTS)})",
-            native=_gradients,
-            fake=_fake_gradients,
-        ),
-        save=lambda inputs, found: (*inputs[:_INPUTS], found[-1]),
-        inference=lambda *arguments: _forward(*arguments, last_state=last_state),
-        results=2 if last_state else 1,
-    ).function()
-
-
-_chunk_scan, _chunk_scan_with_state = _operator(False), _operator(True)
-
-
-def _wide(*tensors: Any) -> Tuple[Any, ...]:
-    """Parameters and states in float32; what is not of floats stays for the operator to refuse."""
-    return tuple(t.float() if t is not None and t.is_floating_point() else t for t in tensors)
+_chunk_scan, _chunk_scan_with_state = operators("chunk_scan", _TENSORS, "bool dt_softplus", _forward, _gradients, _fake)
 
 
 def chunk_scan(
@@ -100,7 +69,7 @@ def chunk_scan(
     for name, tensor, rank in (("x", x, 4), ("dt", dt, 3), ("B", B, 4), ("C", C, 4)):
         expect_rank(op, name, tensor, rank)
     x, dt, B, C = narrow(x, dt, B, C)
-    A, D, dt_bias, initial_states = _wide(A, D, dt_bias, initial_states)
+    A, D, dt_bias, initial_states = wide(torch.float32, A, D, dt_bias, initial_states)
     function = _chunk_scan_with_state if return_final_states else _chunk_scan
     try:
         return function(x, dt, A, B, C, D, dt_bias, initial_states, dt_softplus)

@@ -7,15 +7,14 @@ from torch import Tensor
 
 from .. import _native
 from .._errors import Error, ShapeError, misshapen, renamed
-from ._common import accumulator, gradient_of, narrow, row_major, statistics
-from ._differentiable import Differentiable
+from ._common import accumulator, narrow, row_major, statistics
 from ._images import expect_rank
 from ._registry import Operator, direct, refuse_tangents
+from ._scans import operators, wide
 
 _TENSORS = (
     "Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? delta_bias, Tensor? initial_state"
 )
-_INPUTS = 9
 _PARAMETERS = "bool delta_softplus, bool channels_last"
 # Those that operators take with their positions as the second dimension where channels come last.
 _ALONG_TIME = ("u", "delta", "B", "C", "z")
@@ -46,43 +45,14 @@ def _gradients(
     )  # fmt: skip
 
 
-def _state(u: Tensor, A: Tensor) -> Tensor:
-    """The state behind the samples."""
-    return statistics(u, (u.shape[0], *A.shape))
+def _fake(u: Tensor, delta: Tensor, A: Tensor, *rest: Any) -> Tuple[Tensor, Tensor, Tensor]:
+    length = u.shape[1] if rest[-1] else u.shape[2]
+    chunk = _chunk(u.dtype)
+    states = statistics(u, (u.shape[0], (length + chunk - 1) // chunk, *A.shape))
+    return row_major(u), statistics(u, (u.shape[0], *A.shape)), states
 
 
-def _fake_gradients(*arguments: Any) -> Any:
-    return tuple(None if given is None else gradient_of(given, arguments[0]) for given in arguments[:_INPUTS])
-
-
-def _operator(last_state: bool) -> Any:
-    name = "selective_scan_with_state" if last_state else "selective_scan"
-
-    def fake(u: Tensor, delta: Tensor, A: Tensor, *rest: Any) -> Any:
-        length = u.shape[1] if rest[-1] else u.shape[2]
-        chunk = _chunk(u.dtype)
-        states = statistics(u, (u.shape[0], (length + chunk - 1) // chunk, *A.shape))
-        return (row_major(u), _state(u, A), states) if last_state else (row_major(u), states)
-
-    return Differentiable(
-        Operator(
-            f"{name}({_TENSORS}, {_PARAMETERS}) -> ({'Tensor, ' if last_state else ''}Tensor, Tensor)",
-            native=lambda *arguments: _forward(*arguments, last_state=last_state, training=True),
-            fake=fake,
-        ),
-        Operator(
-            f"{name}_backward({_TENSORS}, Tensor states, Tensor dy, {'Tensor dlast_state, ' if last_state else ''}{_PARAMETERS}) "
-            f"-> ({', '.join(['Tensor'] * _INPUTS)})",
-            native=_gradients,
-            fake=_fake_gradients,
-        ),
-        save=lambda inputs, found: (*inputs[:_INPUTS], found[-1]),
-        inference=lambda *arguments: _forward(*arguments, last_state=last_state),
-        results=2 if last_state else 1,
-    ).function()
-
-
-_selective_scan, _selective_scan_with_state = _operator(False), _operator(True)
+_selective_scan, _selective_scan_with_state = operators("selective_scan", _TENSORS, _PARAMETERS, _forward, _gradients, _fake)
 
 
 def _as_given(error: Error, op: str, channels_last: bool) -> Error:
@@ -91,11 +61,6 @@ def _as_given(error: Error, op: str, channels_last: bool) -> Error:
     if channels_last and isinstance(error, ShapeError) and error.argument in _ALONG_TIME and isinstance(expected, tuple):
         return misshapen(op, error.argument, *((s[0], *s[2:], s[1]) for s in (got, expected)))
     return renamed(error, op)
-
-
-def _wide(dtype: torch.dtype, *tensors: Any) -> Tuple[Any, ...]:
-    """Parameters and states, which are of the type of sums; what is not of floats stays for the operator to refuse."""
-    return tuple(t.to(dtype) if t is not None and t.is_floating_point() else t for t in tensors)
 
 
 def selective_scan(
@@ -129,7 +94,7 @@ def selective_scan(
     for name, tensor in (("B", B), ("C", C)):
         expect_rank(op, name, tensor, 3, 4)
     u, delta, B, C, z = narrow(u, delta, B, C, z)
-    A, D, delta_bias, initial_state = _wide(accumulator(u.dtype), A, D, delta_bias, initial_state)
+    A, D, delta_bias, initial_state = wide(accumulator(u.dtype), A, D, delta_bias, initial_state)
     B, C = (t.unsqueeze(1) if t.dim() == 3 else t for t in (B, C))
     last = u.stride(1) == 1 and not u.is_contiguous()
     if last:
@@ -199,7 +164,7 @@ def selective_state_update(
     if heads:
         x, dt, z, kept = (None if t is None else t.flatten(1, 2) for t in (x, dt, z, kept))
         A, D, dt_bias = (None if t is None else t.flatten(0, 1) for t in (A, D, dt_bias))
-    A, D, dt_bias = _wide(sums, A, D, dt_bias)
+    A, D, dt_bias = wide(sums, A, D, dt_bias)
     # One position is with its channels last what it is with them first, and they are read in vectors then.
     x, dt, z = (None if t is None else t.unsqueeze(1) for t in (x, dt, z))
     B, C = (t[:, None, None] if t.dim() == 2 else t.unsqueeze(1) for t in (B, C))
