@@ -123,12 +123,6 @@ impl<'py> Started<'py> {
         [batch, heads, head_dim, state]
     }
 
-    /// The shape of the states before chunks.
-    fn saved(&self) -> [usize; 5] {
-        let ChunkScan { batch, heads, head_dim, state, .. } = self.scan;
-        [batch, self.scan.chunks(), heads, head_dim, state]
-    }
-
     /// A further argument of the shape of states behind samples, if it is given.
     fn optional_state(&self, argument: &'static str, object: Maybe<'_, 'py>) -> PyResult<Option<Array<'py>>> {
         self.call.optional((argument, object), DType::F32, &self.state())
@@ -153,7 +147,7 @@ fn forward<'py>(
     let desc = ChunkScanDesc { scan: *scan, initial_state: initial.is_some(), last_state, training };
     let plan = call.plan(&PLANS, &desc)?;
     let [y, last, states] = places(FORWARD, keywords.out, [true, last_state, training])?;
-    let (state, saved) = (started.state(), started.saved());
+    let (state, saved) = (started.state(), scan.saved_states());
     let last_form = Form::RowMajor(DType::F32, &state);
     let outputs = [
         Some(call.output(("out", y.as_ref()), x, started.of_samples(&x.shape))?),
@@ -184,7 +178,7 @@ fn backward<'py>(
     static PLANS: PlanCache<ChunkScanBackwardDesc> = PlanCache::new();
     let started = Started::new(BACKWARD, given, keywords)?;
     let Started { call, x, dt, b, d, dt_bias, scan, .. } = &started;
-    let states = call.small(("states", states), scan.dtype, &started.saved())?;
+    let states = call.small(("states", states), scan.dtype, &scan.saved_states())?;
     let dy = call.small(("dy", dy), scan.dtype, &x.shape)?;
     let dlast = started.optional_state("dlast_state", dlast_state)?;
     let initial = started.optional_state("initial_state", initial_state)?;

@@ -14,7 +14,7 @@ use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tracing::debug;
-use warpwright_dsl::{KernelArgs, KernelDef, record_with};
+use warpwright_dsl::{COLUMN_SUM_LANES, KernelArgs, KernelDef, record_with};
 use warpwright_ptx::isa::DeviceLimits;
 use warpwright_ptx::kernel::Kernel;
 use warpwright_ptx::{ArgValue, DType, Target};
@@ -715,6 +715,17 @@ pub(crate) fn launch_over<D: KernelDef>(
 ) -> Result<Option<LaunchStep>, PlanError> {
     let kernel = recorded(op, def, target)?;
     Ok(grid.map(|grid| LaunchStep::new(kernel, grid, args.values())))
+}
+
+/// The launch of a kernel that adds up `columns` columns by [`column_sums`](warpwright_dsl::column_sums), if there are any.
+pub(crate) fn launch_column_sums<D: KernelDef>(
+    op: &'static str,
+    def: &D,
+    args: D::Args,
+    target: Target,
+    columns: usize,
+) -> Result<Option<LaunchStep>, PlanError> {
+    launch_over(op, def, args, target, cover(op, columns, COLUMN_SUM_LANES)?)
 }
 
 /// A map is never left half-changed, so a panic elsewhere does not spoil it.

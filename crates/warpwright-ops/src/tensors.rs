@@ -3,9 +3,14 @@
 
 use warpwright_dsl::{Element, In, InOut, Out};
 use warpwright_ptx::DType;
-use warpwright_runtime::{TensorMut, TensorRef};
+use warpwright_runtime::{Tensor, TensorMut, TensorRef};
 
 use crate::plan::{Access, Binding, Layout, TensorSpec};
+
+/// A result that may be absent, to be written.
+pub(crate) fn written(tensor: &mut Option<Tensor>) -> Option<TensorMut<'_>> {
+    tensor.as_mut().map(Tensor::as_mut)
+}
 
 /// The tensors of one launch.
 pub trait Arguments<'a> {

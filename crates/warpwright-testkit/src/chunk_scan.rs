@@ -151,10 +151,6 @@ struct Wanted {
     dinitial: Vec<Scaled>,
 }
 
-fn expected(all: &[Scaled]) -> Vec<Expected> {
-    all.iter().copied().map(Expected::from).collect()
-}
-
 fn zeros(count: usize) -> Vec<Scaled> {
     vec![(0.0, 0.0); count]
 }
@@ -286,12 +282,12 @@ impl ScanSubject {
             };
             Ok(plan.launch(stream, args)?)
         })?;
-        let mut found = bench.compare(&y, &expected(&of_y))?;
+        let mut found = bench.compare(&y, &Expected::all(&of_y))?;
         if let Some(states) = states {
-            found = found.merge(bench.compare(&states, &expected(&of_states))?);
+            found = found.merge(bench.compare(&states, &Expected::all(&of_states))?);
         }
         if let Some(last) = last {
-            found = found.merge(by_operands(dtype, bench.compare(&last, &expected(&of_last))?));
+            found = found.merge(by_operands(dtype, bench.compare(&last, &Expected::all(&of_last))?));
         }
         Ok(found)
     }
@@ -344,13 +340,13 @@ impl ScanSubject {
             Ok(plan.launch(stream, args)?)
         })?;
         let want = self.expected_backward(&t);
-        let compare = |got: &Placed, want: &[Scaled]| bench.compare(got, &expected(want));
+        let compare = |got: &Placed, want: &[Scaled]| bench.compare(got, &Expected::all(want));
         let mut worst = compare(&dx, &want.dx)?
             .merge(compare(&ddt, &want.ddt)?)
             .merge(compare(&db, &want.db)?)
             .merge(compare(&dc, &want.dc)?);
         let compare = |got: &Placed, want: &[Scaled]| {
-            Ok::<_, CaseError>(by_operands(dtype, bench.compare(got, &expected(want))?))
+            Ok::<_, CaseError>(by_operands(dtype, bench.compare(got, &Expected::all(want))?))
         };
         worst = worst.merge(by_terms(compare(&da, &want.da)?, &want.da));
         for (got, want) in [(&dd, &want.dd), (&ddt_bias, &want.ddt_bias)] {

@@ -23,6 +23,13 @@ impl Expected {
     }
 }
 
+impl Expected {
+    /// Values with their natural scales.
+    pub fn all(values: &[(f64, f64)]) -> Vec<Self> {
+        values.iter().copied().map(Self::from).collect()
+    }
+}
+
 /// A value and its natural scale.
 impl From<(f64, f64)> for Expected {
     fn from((value, scale): (f64, f64)) -> Self {

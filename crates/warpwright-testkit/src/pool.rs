@@ -233,7 +233,7 @@ impl PoolSubject {
         let both: Vec<_> = dys.iter().zip(&maxima).map(|(dy, (_, from))| (*dy, *from)).collect();
         let gradient = self.by_plane(&both, [output, input], |both| {
             let (dy, from): (Vec<f64>, Vec<_>) = both.iter().copied().unzip();
-            expected(reference::max_backward(&self.axes, &from, &dy))
+            Expected::all(&reference::max_backward(&self.axes, &from, &dy))
         });
         let from = bench.input("indices", kept.unwrap_or(DType::I64), &numbers, self.lead)?;
         let dy = bench.input("dy", dtype, &dys, self.lead)?;
@@ -253,8 +253,9 @@ impl PoolSubject {
             let plan = forward.plan(bench.target())?;
             let xs = self.draw(input, 1);
             let x = bench.input("x", dtype, &xs, self.lead)?;
-            let means =
-                self.by_plane(&xs, [input, output], |x| expected(reference::average(&self.axes, divisor, x)));
+            let means = self.by_plane(&xs, [input, output], |x| {
+                Expected::all(&reference::average(&self.axes, divisor, x))
+            });
             let mut y = bench.output("y", dtype, means.len(), self.lead)?;
             bench
                 .launch(|stream| Ok(plan.launch(stream, AvgPoolArgs { x: x.view()?, y: y.view_mut()? })?))?;
@@ -264,7 +265,7 @@ impl PoolSubject {
         let dys = self.draw(output, 2);
         let dy = bench.input("dy", dtype, &dys, self.lead)?;
         let gradient = self.by_plane(&dys, [output, input], |dy| {
-            expected(reference::average_backward(&self.axes, divisor, dy))
+            Expected::all(&reference::average_backward(&self.axes, divisor, dy))
         });
         let mut dx = bench.output("dx", dtype, gradient.len(), self.lead)?;
         bench.launch(|stream| {
@@ -272,10 +273,6 @@ impl PoolSubject {
         })?;
         bench.compare(&dx, &gradient)
     }
-}
-
-fn expected(values: Vec<(f64, f64)>) -> Vec<Expected> {
-    values.into_iter().map(Expected::from).collect()
 }
 
 impl Subject for PoolSubject {

@@ -132,10 +132,6 @@ impl ResizeSubject {
     }
 }
 
-fn expected(values: Vec<(f64, f64)>) -> Vec<Expected> {
-    values.into_iter().map(Expected::from).collect()
-}
-
 impl Subject for ResizeSubject {
     fn run(&self, bench: &mut Bench<'_>) -> Result<Comparison, CaseError> {
         let ResizeDesc { dtype, layout, batch, channels, .. } = self.desc;
@@ -146,7 +142,7 @@ impl Subject for ResizeSubject {
             let plan = self.desc.plan(bench.target())?;
             let xs = self.draw(input, 1);
             let values = by_plane(layout, [batch, channels], &xs, [input, output], |x| {
-                expected(reference::forward(&self.axes, x))
+                Expected::all(&reference::forward(&self.axes, x))
             });
             let x = bench.input("x", dtype, &xs, self.lead)?;
             let mut y = bench.output("y", dtype, values.len(), self.lead)?;
@@ -156,7 +152,7 @@ impl Subject for ResizeSubject {
         let plan = ResizeBackwardDesc { forward: self.desc.clone() }.plan(bench.target())?;
         let dys = self.draw(output, 2);
         let values = by_plane(layout, [batch, channels], &dys, [output, input], |dy| {
-            expected(reference::backward(&self.axes, dy))
+            Expected::all(&reference::backward(&self.axes, dy))
         });
         let dy = bench.input("dy", dtype, &dys, self.lead)?;
         let mut dx = bench.output("dx", dtype, values.len(), self.lead)?;

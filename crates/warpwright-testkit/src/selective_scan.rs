@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use warpwright_ops::selective_scan::reference::{Channel, Gradients, Scaled};
+use warpwright_ops::selective_scan::reference::{Channel, Gradients, Scaled, add};
 use warpwright_ops::selective_scan::{
     Layout, SelectiveScan, SelectiveScanArgs, SelectiveScanBackwardArgs, SelectiveScanBackwardDesc,
     SelectiveScanDesc, SelectiveScanUpdateArgs, SelectiveScanUpdateDesc, tuning,
@@ -191,14 +191,6 @@ struct Wanted {
     dinitial: Vec<Scaled>,
 }
 
-fn expected(all: &[Scaled]) -> Vec<Expected> {
-    all.iter().copied().map(Expected::from).collect()
-}
-
-fn add(to: &mut Scaled, from: Scaled) {
-    *to = (to.0 + from.0, to.1 + from.1);
-}
-
 impl ScanSubject {
     /// The place of a position of a channel of a sample.
     fn at(&self, [b, c, t]: [usize; 3]) -> usize {
@@ -302,7 +294,7 @@ impl ScanSubject {
                 }
             }
         }
-        [expected(&y), expected(&last), expected(&saved)]
+        [Expected::all(&y), Expected::all(&last), Expected::all(&saved)]
     }
 
     fn forward(&self, bench: &mut Bench<'_>) -> Result<Comparison, CaseError> {
@@ -417,7 +409,7 @@ impl ScanSubject {
             Ok(plan.launch(stream, args)?)
         })?;
         let want = self.expected_backward(&t);
-        let compare = |got: &Placed, want: &[Scaled]| bench.compare(got, &expected(want));
+        let compare = |got: &Placed, want: &[Scaled]| bench.compare(got, &Expected::all(want));
         let mut worst = compare(&du, &want.du)?
             .merge(compare(&ddelta, &want.ddelta)?)
             .merge(compare(&db, &want.db)?)
@@ -425,7 +417,7 @@ impl ScanSubject {
         if let Some(dz) = &dz {
             worst = worst.merge(compare(dz, &want.dz)?);
         }
-        let compare = |got: &Placed, want: &[Scaled]| bench.compare_saved(dtype, got, &expected(want));
+        let compare = |got: &Placed, want: &[Scaled]| bench.compare_saved(dtype, got, &Expected::all(want));
         worst = worst.merge(by_terms(compare(&da, &want.da)?, &want.da));
         for (got, want) in [(&dd, &want.dd), (&ddelta_bias, &want.ddelta_bias)] {
             if let Some(got) = got {

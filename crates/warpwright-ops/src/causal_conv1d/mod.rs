@@ -21,7 +21,7 @@ pub mod reference;
 pub(crate) mod samples;
 pub mod tuning;
 
-use warpwright_dsl::{COLUMN_SUM_LANES, KernelArgs, KernelDef, Optional};
+use warpwright_dsl::{KernelDef, Optional};
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::LaunchStep;
 
@@ -332,11 +332,7 @@ impl Operation for CausalConv1dBackwardDesc {
             channels: plan::small(channels),
             width: plan::small(width),
         };
-        let grid = plan::cover(OP, columns, COLUMN_SUM_LANES)?;
-        let parameters = plan::recorded(OP, &Parameters { dtype }, target).map(|kernel| {
-            let step = |grid| LaunchStep::new(kernel, grid, parameters.values());
-            grid.map(step)
-        })?;
+        let parameters = plan::launch_column_sums(OP, &Parameters { dtype }, parameters, target, columns)?;
         let mut variants = checked.variants(sequences, Direction::Backward, |config| {
             let slots = (Args::x, Args::weight, Args::bias, Args::seq_idx);
             let args = BackwardArgs {

@@ -1,9 +1,10 @@
 //! The free functions: allocate the results, take the plan from a cache, launch.
 
-use warpwright_runtime::{Stream, Tensor, TensorMut};
+use warpwright_runtime::{Stream, Tensor};
 
 use super::{ChunkScan, ChunkScanArgs, ChunkScanBackwardArgs, ChunkScanBackwardDesc, ChunkScanDesc, OP};
 use crate::plan::PlanCache;
+use crate::tensors::written;
 use crate::{Error, PlanError};
 
 /// The tensors that every scan has.
@@ -172,11 +173,6 @@ pub fn chunk_scan(
         },
     )?;
     Ok(ChunkScanOutput { y, last_state, states })
-}
-
-/// A result that may be absent, to be written.
-fn written(tensor: &mut Option<Tensor>) -> Option<TensorMut<'_>> {
-    tensor.as_mut().map(Tensor::as_mut)
 }
 
 /// The gradients of [`chunk_scan`] from its inputs and options, the `states` that it saved, the gradient `dy` of `y`, and that of the last

@@ -20,7 +20,7 @@ pub mod reference;
 pub(crate) mod samples;
 pub mod tuning;
 
-use warpwright_dsl::{COLUMN_SUM_LANES, KernelArgs, KernelDef, Optional, WARP};
+use warpwright_dsl::{KernelArgs, KernelDef, Optional, Out, WARP};
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::LaunchStep;
 
@@ -335,14 +335,7 @@ impl Operation for ChunkScanDesc {
             Args::workspace.scratch(DType::F32, regions.words()),
         ]));
         let steps = || Steps { step: Args::workspace.written_at(step), sum: Args::workspace.written_at(sum) };
-        let prepare = PrepareArgs {
-            time: checked.time(inputs),
-            sizes: sizes.clone(),
-            samples: plan::small(self.scan.batch),
-            step: Args::workspace.arg_at(step),
-            sum: Args::workspace.arg_at(sum),
-        };
-        let prepare = checked.prepare(prepare)?;
+        let prepare = checked.prepare(inputs, [Args::workspace.arg_at(step), Args::workspace.arg_at(sum)])?;
         let variants = checked.variants(|config| {
             let [x, b, c] = checked.rows(inputs);
             let states = StateArgs {
@@ -411,13 +404,7 @@ impl Operation for ChunkScanBackwardDesc {
             Args::workspace.scratch(sums, regions.words()),
         ]));
         let steps = || Steps { step: Args::workspace.written_at(step), sum: Args::workspace.written_at(sum) };
-        let prepare = checked.prepare(PrepareArgs {
-            time: checked.time(inputs),
-            sizes: sizes.clone(),
-            samples: plan::small(batch),
-            step: Args::workspace.arg_at(step),
-            sum: Args::workspace.arg_at(sum),
-        })?;
+        let prepare = checked.prepare(inputs, [Args::workspace.arg_at(step), Args::workspace.arg_at(sum)])?;
         let of_steps = StepGradientArgs {
             time: checked.time(inputs),
             steps: steps(),
@@ -447,8 +434,8 @@ impl Operation for ChunkScanBackwardDesc {
         };
         let last = [
             plan::launch_over(OP, &StepGradients { dtype }, of_steps, target, checked.warps()?)?,
-            checked.columns(&RowSums { dtype }, sum_rows, 2 * rows)?,
-            checked.columns(&Parameters, of_parameters, heads * PARAMETERS as usize)?,
+            plan::launch_column_sums(OP, &RowSums { dtype }, sum_rows, target, 2 * rows)?,
+            plan::launch_column_sums(OP, &Parameters, of_parameters, target, heads * PARAMETERS as usize)?,
         ];
         let variants = checked.variants(|config| {
             let [x, b, c] = checked.rows(inputs);
@@ -571,10 +558,12 @@ impl Checked {
         plan::cover(OP, self.positions / tuning::CHUNK as usize, steps::THREADS / WARP)
     }
 
-    /// The launch that makes steps, if there are any.
-    fn prepare(&self, args: PrepareArgs) -> Result<Option<LaunchStep>, PlanError> {
-        let grid = self.warps()?;
-        plan::launch_over(OP, &Prepare { dtype: self.scan.dtype }, args, self.target, grid)
+    /// The launch that makes steps and sums of their exponents, if there are any.
+    fn prepare(&self, inputs: Inputs, [step, sum]: [Out<f32>; 2]) -> Result<Option<LaunchStep>, PlanError> {
+        let ChunkScan { dtype, batch, .. } = self.scan;
+        let (time, sizes) = (self.time(inputs), self.sizes());
+        let args = PrepareArgs { time, sizes, samples: plan::small(batch), step, sum };
+        plan::launch_over(OP, &Prepare { dtype }, args, self.target, self.warps()?)
     }
 
     /// The launch of a scan over chunks, if there is a state.
@@ -600,16 +589,5 @@ impl Checked {
         let kernel = plan::recorded(OP, def, self.target)?;
         let grid = plan::cover(OP, blocks, 1)?;
         grid.map(|grid| plan::launch_step(OP, kernel, grid, args.values(), shared)).transpose()
-    }
-
-    /// A launch that adds up `columns` columns, if there are any.
-    fn columns<D: KernelDef>(
-        &self,
-        def: &D,
-        args: D::Args,
-        columns: usize,
-    ) -> Result<Option<LaunchStep>, PlanError> {
-        let grid = plan::cover(OP, columns, COLUMN_SUM_LANES)?;
-        plan::launch_over(OP, def, args, self.target, grid)
     }
 }

@@ -1,8 +1,8 @@
 //! The definition in f64, for one head of one sample: each of its elements is a channel of the
 //! [selective scan](crate::selective_scan::reference) with the head's steps, rows and decay.
 
-pub use crate::selective_scan::reference::Scaled;
 use crate::selective_scan::reference::{self, Channel};
+pub use crate::selective_scan::reference::{Scaled, add};
 
 /// A head of a sample.
 #[derive(Clone, Copy, Debug)]
@@ -59,11 +59,6 @@ pub struct Gradients {
     pub ddt_bias: Scaled,
     /// Of the state before the first position, `[head_dim, state]`.
     pub dinitial_state: Vec<Scaled>,
-}
-
-/// Adds a value that has an error.
-pub fn add(to: &mut Scaled, from: Scaled) {
-    *to = (to.0 + from.0, to.1 + from.1);
 }
 
 impl Head<'_> {
@@ -196,22 +191,6 @@ mod tests {
         let (len, head_dim, state) = (4, 2, 3);
         let (x, dt) = (draw(1, len * head_dim), draw(2, len));
         let (b, c, dy) = (draw(3, len * state), draw(4, len * state), draw(5, len * head_dim));
-        let loss = |a: f64, dt: &[f64], b: &[f64]| -> f64 {
-            let head = Head {
-                x: &x,
-                dt,
-                a,
-                b,
-                c: &c,
-                d: 0.0,
-                dt_bias: 0.0,
-                softplus: true,
-                initial_state: None,
-                head_dim,
-                state,
-            };
-            head.forward().y.iter().zip(&dy).map(|(y, dy)| y.0 * dy).sum()
-        };
         let head = Head {
             x: &x,
             dt: &dt,
@@ -224,6 +203,9 @@ mod tests {
             initial_state: None,
             head_dim,
             state,
+        };
+        let loss = |a: f64, dt: &[f64], b: &[f64]| -> f64 {
+            Head { a, dt, b, ..head }.forward().y.iter().zip(&dy).map(|(y, dy)| y.0 * dy).sum()
         };
         let g = head.backward(&dy, None);
         let h = 1e-5;

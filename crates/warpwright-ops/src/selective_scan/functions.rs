@@ -1,12 +1,13 @@
 //! Free functions: allocate the results, take the plan from a cache, launch.
 
-use warpwright_runtime::{Stream, Tensor, TensorMut};
+use warpwright_runtime::{Stream, Tensor};
 
 use super::{
     Layout, OP, SelectiveScan, SelectiveScanArgs, SelectiveScanBackwardArgs, SelectiveScanBackwardDesc,
     SelectiveScanDesc, SelectiveScanUpdateArgs, SelectiveScanUpdateDesc, UPDATE, tuning,
 };
 use crate::plan::PlanCache;
+use crate::tensors::written;
 use crate::{Error, PlanError};
 
 /// The tensors that every scan has.
@@ -211,11 +212,6 @@ pub fn selective_scan(
         },
     )?;
     Ok(SelectiveScanOutput { y, last_state, states })
-}
-
-/// A result that may be absent, to be written.
-fn written(tensor: &mut Option<Tensor>) -> Option<TensorMut<'_>> {
-    tensor.as_mut().map(Tensor::as_mut)
 }
 
 /// The gradients of [`selective_scan`] from its inputs and options, the `states` that it saved, the gradient `dy` of `y`, and that of the

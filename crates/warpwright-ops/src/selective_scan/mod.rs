@@ -20,7 +20,7 @@ pub mod reference;
 pub(crate) mod samples;
 pub mod tuning;
 
-use warpwright_dsl::{COLUMN_SUM_LANES, KernelDef, Optional};
+use warpwright_dsl::{KernelDef, Optional};
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::LaunchStep;
 
@@ -361,8 +361,8 @@ impl Operation for SelectiveScanBackwardDesc {
             state: plan::small(state),
         };
         let last = [
-            checked.sums(&RowSums { dtype }, row_sums, 2 * rows)?,
-            checked.sums(&Parameters { dtype: sums }, parameters, of_sample)?,
+            plan::launch_column_sums(OP, &RowSums { dtype }, row_sums, target, 2 * rows)?,
+            plan::launch_column_sums(OP, &Parameters { dtype: sums }, parameters, target, of_sample)?,
         ];
         let mut variants = checked.variants(|config| {
             let args = BackwardArgs {
@@ -451,17 +451,6 @@ impl Checked {
     fn step<D: KernelDef>(&self, def: &D, args: D::Args) -> Result<Option<LaunchStep>, PlanError> {
         let SelectiveScan { batch, groups, .. } = self.scan;
         let grid = plan::cover(self.op, batch.saturating_mul(groups).saturating_mul(self.tiles), 1)?;
-        plan::launch_over(self.op, def, args, self.target, grid)
-    }
-
-    /// A launch that adds up `columns` columns, if there are any.
-    fn sums<D: KernelDef>(
-        &self,
-        def: &D,
-        args: D::Args,
-        columns: usize,
-    ) -> Result<Option<LaunchStep>, PlanError> {
-        let grid = plan::cover(self.op, columns, COLUMN_SUM_LANES)?;
         plan::launch_over(self.op, def, args, self.target, grid)
     }
 }

@@ -64,7 +64,8 @@ fn sigmoid(z: f64) -> f64 {
     1.0 / (1.0 + (-z).exp())
 }
 
-fn add(to: &mut Scaled, (value, scale): Scaled) {
+/// Adds a value that has an error.
+pub fn add(to: &mut Scaled, (value, scale): Scaled) {
     *to = (to.0 + value, to.1 + scale);
 }
 
