@@ -598,7 +598,7 @@ impl Context<'_> {
 
     /// Ends the launch at something that is not executed.
     pub(super) fn not_executed(&mut self, issuer: Issuer, what: &str) {
-        let thread = 32 * issuer.warp + issuer.lanes.trailing_zeros();
+        let thread = 32 * issuer.warp + issuer.lane();
         self.fault.get_or_insert(Fault::Unsupported {
             line: self.code.position(issuer.pc).line,
             block: self.block.coordinates,

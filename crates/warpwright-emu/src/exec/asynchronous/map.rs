@@ -247,7 +247,7 @@ impl Context<'_> {
     /// `tensormap.cp_fenceproxy`: the warp copies a map from shared to global memory.
     pub(super) fn copy_map(&mut self, warp: &Warp, issuer: Issuer, dst: Place, src: Place) {
         let (to, from) = (self.places(warp, dst), self.places(warp, src));
-        let lane = issuer.lanes.trailing_zeros() as usize;
+        let lane = issuer.lane() as usize;
         let need = Need { bytes: BYTES, align: BYTES, write: false };
         let Some(spot) = self.shared_spot(warp, issuer, lane, (src.space, from[lane]), need) else { return };
         let need = Need { write: true, ..need };

@@ -84,6 +84,13 @@ struct Issuer {
     pc: u32,
 }
 
+impl Issuer {
+    /// The first lane that issues it, for whom findings speak.
+    fn lane(self) -> u32 {
+        self.lanes.trailing_zeros() % 32
+    }
+}
+
 impl State {
     /// Whether generic accesses have to be watched.
     #[inline(always)]
@@ -255,7 +262,7 @@ impl Context<'_> {
     /// A finding of the lowest lane of an issuer.
     #[cold]
     fn report_of(&mut self, issuer: Issuer, tool: Tool, kind: &'static str, remark: Remark) {
-        let site = self.site_of(issuer.rank, issuer.warp, issuer.lanes.trailing_zeros());
+        let site = self.site_of(issuer.rank, issuer.warp, issuer.lane());
         let other_pc = remark.other.and_then(|o| o.pc);
         self.report(Key { tool, kind, pc: issuer.pc, other_pc }, site, remark);
     }
@@ -263,7 +270,7 @@ impl Context<'_> {
     /// The same as a warning.
     #[cold]
     fn warn_of(&mut self, issuer: Issuer, tool: Tool, kind: &'static str, remark: Remark) {
-        let site = self.site_of(issuer.rank, issuer.warp, issuer.lanes.trailing_zeros());
+        let site = self.site_of(issuer.rank, issuer.warp, issuer.lane());
         let other_pc = remark.other.and_then(|o| o.pc);
         self.report_as(Severity::Warning, Key { tool, kind, pc: issuer.pc, other_pc }, site, remark);
     }

@@ -326,7 +326,7 @@ impl Context<'_> {
 
     /// The bytes of an operation have landed.
     pub(super) fn complete_tx(&mut self, issuer: Issuer, spot: Spot, bytes: u32, view: &View) {
-        let site = self.site_of(issuer.rank, issuer.warp, issuer.lanes.trailing_zeros());
+        let site = self.site_of(issuer.rank, issuer.warp, issuer.lane());
         self.change(issuer, spot, Some(view), |state| state.complete_tx(bytes));
         if let Some(object) = self.cluster.asynchronous.objects.get_mut(&(spot.rank, spot.address)) {
             object.unseen = Some((issuer.pc, site));

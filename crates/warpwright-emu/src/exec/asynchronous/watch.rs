@@ -110,7 +110,7 @@ impl Context<'_> {
         if self.races.is_none() {
             return;
         }
-        let lane = issuer.lanes.trailing_zeros();
+        let lane = issuer.lane();
         let site = self.site_of(issuer.rank, issuer.warp, lane);
         let issued = self.races.as_ref().map(|races| races.moment(issuer.warp, lane, issuer.pc));
         let operation = Operation { pc: issuer.pc, site, name, issued };
@@ -170,7 +170,7 @@ impl Context<'_> {
 
     fn issue_here(&mut self, issuer: Issuer, id: u32, address: u64, bytes: u64, write: bool, proxy: bool) {
         let Some(races) = &mut self.races else { return };
-        let (warp, lane) = (issuer.warp, issuer.lanes.trailing_zeros());
+        let (warp, lane) = (issuer.warp, issuer.lane());
         let kind = if write { AccessKind::Write } else { AccessKind::Read };
         let access = events::Access { warp, pc: issuer.pc, bytes: 32, kind, strength: Strength::Weak };
         let shared = &mut self.block.shared;
@@ -223,7 +223,7 @@ impl Context<'_> {
         proxy: bool,
     ) {
         let Some(races) = &mut self.races else { return };
-        let (warp, lane) = (issuer.warp, issuer.lanes.trailing_zeros());
+        let (warp, lane) = (issuer.warp, issuer.lane());
         // Reductions are atomic element by element, relaxed at device scope.
         let strength = if kind == AccessKind::Atomic { Strength::Gpu } else { Strength::Weak };
         let access = events::Access { warp, pc: issuer.pc, bytes: 32, kind, strength };

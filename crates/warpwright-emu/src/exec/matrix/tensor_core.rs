@@ -14,9 +14,9 @@ pub(in crate::exec) type Factor = [u8; 32];
 
 /// A product without its sums.
 #[derive(Clone, Debug)]
-pub(in crate::exec) struct Factors {
-    pub(in crate::exec) a: Vec<Factor>,
-    pub(in crate::exec) b: Vec<Factor>,
+pub(in crate::exec) struct Factors<'a> {
+    pub(in crate::exec) a: &'a [Factor],
+    pub(in crate::exec) b: &'a [Factor],
     pub(in crate::exec) a_element: Element,
     pub(in crate::exec) b_element: Element,
     pub(in crate::exec) accumulator: Accumulator,
@@ -45,7 +45,7 @@ fn block(rows: &[Factor]) -> [Words; 2] {
 }
 
 /// Computes D; rows of A come in 16s and columns of B in eights.
-pub(in crate::exec) fn multiply(tile: &mut Tile, factors: &Factors, sums: &mut impl Sums) {
+pub(in crate::exec) fn multiply(tile: &mut Tile, factors: &Factors<'_>, sums: &mut impl Sums) {
     let k = 256 / factors.a_element.bits() as usize;
     let sum = match Sum::of_mma(factors.a_element) {
         Sum::Integers => Sum::Integers,

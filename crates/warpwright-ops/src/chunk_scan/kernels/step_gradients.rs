@@ -3,7 +3,7 @@
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{WARP, kernel_args};
 
-use super::steps::{self, OWN, Place, TimeArgs, TimeParams, sums_before};
+use super::steps::{self, HeadChunk, OWN, TimeArgs, TimeParams, sums_before};
 use super::{SizeParams, Sizes, Steps, StepsParams};
 
 /// Parameters of a head.
@@ -34,8 +34,8 @@ impl KernelDef for StepGradients {
     fn build<'k>(&self, k: K<'k>, p: StepGradientParams<'k>) {
         let (sizes, time, steps): (SizeParams<'k>, TimeParams<'k>, StepsParams<'k>) =
             (p.sizes, p.time, p.steps);
-        let place = Place::new(k, sizes);
-        let Place { head, sample, chunk, first, .. } = place;
+        let place = HeadChunk::new(k, sizes);
+        let HeadChunk { head, sample, chunk, first, .. } = place;
         k.if_(sample.lt(p.samples), || {
             let value = |i: u64| p.positions.at(p.of_positions * i + first).load::<f32>(OWN);
             let [later, earlier, by_state] = [0, 1, 2].map(value);

@@ -38,8 +38,8 @@ impl<'k> TimeParams<'k> {
     }
 }
 
-/// The place of a warp: it has a head of a chunk, and its lanes neighbouring positions.
-pub(super) struct Place<'k> {
+/// A head of a chunk, which a warp has: its lanes have neighbouring positions.
+pub(super) struct HeadChunk<'k> {
     pub(super) head: U32<'k>,
     pub(super) sample: U32<'k>,
     pub(super) chunk: U32<'k>,
@@ -49,7 +49,7 @@ pub(super) struct Place<'k> {
     pub(super) first: U64<'k>,
 }
 
-impl<'k> Place<'k> {
+impl<'k> HeadChunk<'k> {
     pub(super) fn new(k: K<'k>, sizes: SizeParams<'k>) -> Self {
         let index = k.block_idx_x().mul_add(THREADS, k.thread_idx()) / WARP;
         let (rest, head) = (index / sizes.heads, index % sizes.heads);
@@ -82,7 +82,7 @@ impl KernelDef for Prepare {
 
     fn build<'k>(&self, k: K<'k>, p: PrepareParams<'k>) {
         let sizes: SizeParams<'k> = p.sizes;
-        let place = Place::new(k, sizes);
+        let place = HeadChunk::new(k, sizes);
         k.if_(place.sample.lt(p.samples), || {
             let rate = p.time.a.at(place.head).get::<f32>() * std::f64::consts::LOG2_E;
             let bias = p.time.bias_of(place.head);

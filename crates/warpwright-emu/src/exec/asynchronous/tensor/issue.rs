@@ -1,8 +1,8 @@
 //! Products, copies and commits as they are issued: what they may not do is found here.
 
-use super::super::Issuer;
 use warpwright_ptx::Tcgen05CopyShape;
 
+use super::super::Issuer;
 use super::super::queue::{Pending, Work};
 use super::super::reach::Spot;
 use super::instruction::{Instruction, Stored};
@@ -71,7 +71,7 @@ impl Context<'_> {
 
     /// `tcgen05.commit`
     fn tensor_commit(&mut self, warp: &Warp, issuer: Issuer, at: Place, multicast: Option<Slot>) {
-        let lane = issuer.lanes.trailing_zeros() as usize % 32;
+        let lane = issuer.lane() as usize;
         let places = self.places(warp, at);
         let Some(spot) = self.object_spot(warp, issuer, lane, (at.space, places[lane])) else { return };
         let ranks = self.ranks(warp, lane, multicast, spot.rank);
@@ -119,7 +119,7 @@ impl Context<'_> {
         help: &'static str,
     ) {
         let problem = Problem { kind, message, help, address: (Space::Tensor, 0) };
-        self.bad_access(warp, issuer.pc, issuer.lanes.trailing_zeros() as usize % 32, &problem);
+        self.bad_access(warp, issuer.pc, issuer.lane() as usize, &problem);
     }
 
     /// Whether an operation may read chunks of shared memory, of which it uses so many bytes; enters their addresses.
@@ -142,7 +142,7 @@ impl Context<'_> {
             }
             reads.push(address);
         }
-        let lane = issuer.lanes.trailing_zeros() as usize % 32;
+        let lane = issuer.lane() as usize;
         if let Some(address) = outside {
             let end = self.block.shared.end;
             let problem = Problem {
@@ -170,7 +170,7 @@ impl Context<'_> {
 
     /// The blocks that take part in an operation, if there are such.
     fn tensor_blocks(&mut self, warp: &Warp, issuer: Issuer, pair: bool) -> Option<Vec<u32>> {
-        let lane = issuer.lanes.trailing_zeros() as usize % 32;
+        let lane = issuer.lane() as usize;
         let ranks = Self::taking_part(issuer.rank, pair);
         let size = self.shared.shape.size();
         if ranks.iter().any(|rank| *rank >= size) {
@@ -210,7 +210,7 @@ impl Context<'_> {
         if let Some(races) = &mut self.races {
             races.issue(issuer.warp);
         }
-        let thread = (issuer.rank, issuer.warp, issuer.lanes.trailing_zeros());
+        let thread = (issuer.rank, issuer.warp, issuer.lane());
         self.cluster.asynchronous.uncommitted.entry(thread).or_default().push(id);
         self.enqueue(Pending { id, issuer, view: View::default(), work: Work::Tensor(work) });
     }
@@ -288,7 +288,7 @@ impl Context<'_> {
 
     /// The operands of a product, if they are such.
     fn tensor_operands(&mut self, warp: &Warp, issuer: Issuer, product: &Product) -> Option<Multiplying> {
-        let lane = issuer.lanes.trailing_zeros() as usize % 32;
+        let lane = issuer.lane() as usize;
         let bits = warp.regs.r32[product.descriptor as usize].0[lane];
         let decoded = Instruction::decode(product.kind, product.pair, bits).and_then(|instruction| {
             let scaling = product.scales.map(|scales| {
@@ -410,7 +410,7 @@ impl Context<'_> {
         name: &'static str,
         (row, major, rows): (u32, Major, u32),
     ) -> Option<Descriptor> {
-        let lane = issuer.lanes.trailing_zeros() as usize % 32;
+        let lane = issuer.lane() as usize;
         let bits = warp.regs.r64[row as usize].0[lane];
         let descriptor = self.tensor_descriptor(warp, issuer, name, bits)?;
         if let Some(what) = descriptor.offset_problem(major, u64::from(rows)) {

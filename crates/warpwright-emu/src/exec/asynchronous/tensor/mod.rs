@@ -106,7 +106,7 @@ impl Context<'_> {
     }
 
     fn tensor_alloc(&mut self, warp: &Warp, issuer: Issuer, columns: u32) -> Option<u32> {
-        let lane = issuer.lanes.trailing_zeros() as usize % LANES;
+        let lane = issuer.lane() as usize;
         let refuse = |cx: &mut Self, kind, message: String, help| {
             let problem = Problem { kind, message, help, address: (Space::Tensor, 0) };
             cx.bad_access(warp, issuer.pc, lane, &problem);
@@ -133,7 +133,7 @@ impl Context<'_> {
     }
 
     fn tensor_dealloc(&mut self, warp: &Warp, issuer: Issuer, memory: u32, columns: u32) {
-        let lane = issuer.lanes.trailing_zeros() as usize % LANES;
+        let lane = issuer.lane() as usize;
         let start = Cell::at(memory);
         let tensor = &mut self.block.shared.tensor;
         let known = tensor.allocations.iter().find(|a| a.column == start.column).copied();
@@ -186,7 +186,7 @@ impl Context<'_> {
                 help,
                 address: (Space::Tensor, u64::from(at)),
             };
-            let lane = issuer.lanes.trailing_zeros() as usize % LANES;
+            let lane = issuer.lane() as usize;
             self.bad_access(warp, issuer.pc, lane, &problem);
             return false;
         }
@@ -203,7 +203,7 @@ impl Context<'_> {
         what: &str,
     ) -> Option<Cell> {
         let values = warp.regs.r32[memory.row as usize].0;
-        let lane = issuer.lanes.trailing_zeros() as usize % LANES;
+        let lane = issuer.lane() as usize;
         let start = Cell::at(values[lane].wrapping_add(memory.offset));
         if let Some(other) = crate::exec::global::lanes_of(issuer.lanes).find(|l| values[*l] != values[lane])
         {
@@ -313,7 +313,7 @@ impl Context<'_> {
         }
         let tensor = &self.block.shared.tensor;
         let Some(cell) = areas.iter().find_map(|area| tensor.undefined(area)) else { return };
-        let lanes = 1 << issuer.lanes.trailing_zeros().min(31);
+        let lanes = 1 << issuer.lane();
         let at = Some((Space::Tensor, u64::from(cell.address())));
         self.finding(warp, issuer.pc, lanes, Tool::Initcheck, "uninitialised-tensor", at, || {
             (

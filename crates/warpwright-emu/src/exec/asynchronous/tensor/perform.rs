@@ -231,7 +231,7 @@ impl Context<'_> {
                     b_rows.extend(self.on_rank(*rank, |cx| read_shared(&cx.block.shared, part)));
                 }
                 for (block, rank) in ranks.into_iter().enumerate() {
-                    self.on_rank(rank, |cx| cx.perform_product(work, block, b_rows.clone()));
+                    self.on_rank(rank, |cx| cx.perform_product(work, block, &b_rows));
                 }
             }
             TensorWork::Copy(copy) => {
@@ -244,7 +244,7 @@ impl Context<'_> {
     }
 
     /// Computes the rows of a product that a block has.
-    fn perform_product(&mut self, work: &Multiplying, block: usize, b_rows: Vec<Factor>) {
+    fn perform_product(&mut self, work: &Multiplying, block: usize, b_rows: &[Factor]) {
         let Instruction { a, b, accumulator, a_major, negate, .. } = work.instruction;
         let (rows, layout) = (work.instruction.rows(), Layout::of(&work.instruction));
         let shared = &self.block.shared;
@@ -263,10 +263,10 @@ impl Context<'_> {
         };
         if let Some(scaling) = &work.scaling {
             let mut sums = InMemory { tensor: &mut self.block.shared.tensor, work, block };
-            return scaled::multiply(&mut sums, scaling, (&a_rows, &b_rows));
+            return scaled::multiply(&mut sums, scaling, (&a_rows, b_rows));
         }
         let factors = Factors {
-            a: a_rows,
+            a: &a_rows,
             b: b_rows,
             a_element: a.element(),
             b_element: b.element(),

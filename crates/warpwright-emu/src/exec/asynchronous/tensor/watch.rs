@@ -106,7 +106,7 @@ impl Context<'_> {
     /// Checks and enters an access to rectangles of tensor memory by the lowest lane of an issuer.
     pub(super) fn tensor_use(&mut self, issuer: Issuer, areas: &[Area], by: Use) {
         let Some(races) = &self.races else { return };
-        let me = races.moment(issuer.warp, issuer.lanes.trailing_zeros(), issuer.pc);
+        let me = races.moment(issuer.warp, issuer.lane(), issuer.pc);
         let mut found: Vec<(Clash, Touch, Cell)> = Vec::new();
         let tensor = &mut self.block.shared.tensor;
         let user = match by.operation() {
@@ -188,7 +188,7 @@ impl Context<'_> {
     /// A lane writes the address of an allocation to shared memory.
     pub(super) fn tensor_address_written(&mut self, issuer: Issuer, address: u64) {
         let Some(races) = &mut self.races else { return };
-        let (warp, lane) = (issuer.warp, issuer.lanes.trailing_zeros());
+        let (warp, lane) = (issuer.warp, issuer.lane());
         let (kind, strength) = (AccessKind::Write, Strength::Weak);
         let access = events::Access { warp, pc: issuer.pc, bytes: 4, kind, strength };
         let shared = &mut self.block.shared;
