@@ -107,6 +107,11 @@ const PARTS: &[Part] = &[
         step: mutation(&["recurrent::"]),
     },
     Part {
+        name: "mutation-scans",
+        proves: "the same of the scan of Mamba 2, for all tiles of heads and states",
+        step: mutation(&["chunk_scan::"]),
+    },
+    Part {
         name: "mutation-norms",
         proves: "the same of norms, cross entropy, reductions, sums, searches, indexed rows and optimizers in the shapes that take longest",
         step: mutation(&[

@@ -110,8 +110,13 @@ fn defects_of_sequences_backward_are_noticed() {
 
 #[test]
 fn defects_of_sequences_are_noticed() {
-    sequences(Cell::Lstm, DType::BF16, [9, 48]);
     sequences(Cell::Lstm, DType::F32, [2, 24]);
+}
+
+#[test]
+#[ignore = "nightly: mutation-recurrent"]
+fn defects_of_sequences_on_tensor_cores_are_noticed() {
+    sequences(Cell::Lstm, DType::BF16, [9, 48]);
 }
 
 #[test]
@@ -130,11 +135,17 @@ fn defects_of_sequences_of_rounded_factors_are_noticed() {
     sequences_backward_with((Some(layout), Precision::Tf32), Cell::Gru, DType::F32, [9, 32]);
 }
 
+const TAGGED: PersistentConfig = PersistentConfig { units: 16, groups: 1, exchange: ExchangeKind::Inband };
+
 #[test]
 fn defects_of_tagged_sequences_are_noticed() {
-    let layout = PersistentConfig { units: 16, groups: 1, exchange: ExchangeKind::Inband };
-    sequences_with((Some(layout), Precision::Full), Cell::Lstm, DType::BF16, [3, 64]);
-    sequences_with((Some(layout), Precision::Full), Cell::RnnTanh, DType::F16, [19, 64]);
+    sequences_with((Some(TAGGED), Precision::Full), Cell::Lstm, DType::BF16, [3, 64]);
+}
+
+#[test]
+#[ignore = "nightly: mutation-recurrent"]
+fn defects_of_tagged_sequences_of_larger_batches_are_noticed() {
+    sequences_with((Some(TAGGED), Precision::Full), Cell::RnnTanh, DType::F16, [19, 64]);
 }
 
 /// Single steps in one launch: loops over the inputs go round more than once in some.
