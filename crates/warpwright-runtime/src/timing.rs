@@ -143,37 +143,63 @@ impl Timer {
     /// # Errors
     /// The error of `work`; [`Error::Fault`] if a kernel failed.
     pub fn measure(&mut self, mut work: impl FnMut(&Stream) -> Result<()>) -> Result<Measurement> {
+        self.measure_parts(1, |stream, _| work(stream))?.pop().ok_or_else(|| self.unsupported())
+    }
+
+    /// Times each of the `parts` of a run: `work` enqueues the part with this index on the stream. Parts follow one another
+    /// as in a whole run, so that each finds in the cache what those before it left there. An event lies between two of
+    /// them: launches that would overlap do not, and the sum can be more than the time of the whole.
+    ///
+    /// # Errors
+    /// As [`Timer::measure`].
+    pub fn measure_parts(
+        &mut self,
+        parts: usize,
+        mut work: impl FnMut(&Stream, usize) -> Result<()>,
+    ) -> Result<Vec<Measurement>> {
         let stream = self.stream.clone();
         for _ in 0..self.options.warm_up {
-            work(&stream)?;
+            (0..parts).try_for_each(|part| work(&stream, part))?;
         }
         stream.synchronize()?;
-        let (start, host) = (stream.record()?, Instant::now());
-        work(&stream)?;
-        let host_us = host.elapsed().as_secs_f64() * 1e6;
+        let start = stream.record()?;
+        let mut host_us = Vec::with_capacity(parts);
+        for part in 0..parts {
+            let host = Instant::now();
+            work(&stream, part)?;
+            host_us.push(host.elapsed().as_secs_f64() * 1e6);
+        }
         let end = stream.record()?;
         let estimate_us = device_us(&start, &end)?.max(1.0);
 
         // One flush is about 110 us of backlog, one more read 60 us (on the fastest memory of today).
-        let cover = ((host_us * 1.6 - 60.0) / 60.0).ceil().clamp(1.0, f64::from(MAX_COVER)) as u32;
+        let enqueued_us: f64 = host_us.iter().sum();
+        let cover = ((enqueued_us * 1.6 - 60.0) / 60.0).ceil().clamp(1.0, f64::from(MAX_COVER)) as u32;
         let wanted = self.options.budget.as_secs_f64() * 1e6 / estimate_us;
         let runs = wanted.clamp(f64::from(self.options.min_runs), f64::from(self.options.max_runs)) as usize;
 
         let mut events = Vec::with_capacity(runs);
         for _ in 0..runs.max(1) {
-            events.push((Event::new(stream.device())?, Event::new(stream.device())?));
+            let marks: Vec<_> = (0..=parts).map(|_| Event::new(stream.device())).collect::<Result<_>>()?;
+            events.push(marks);
         }
-        for (start, end) in &events {
+        for marks in &events {
             if self.options.flush {
                 self.flush(cover)?;
             }
-            start.record(&stream)?;
-            work(&stream)?;
-            end.record(&stream)?;
+            for (part, mark) in marks.iter().enumerate() {
+                mark.record(&stream)?;
+                if part < parts {
+                    work(&stream, part)?;
+                }
+            }
         }
         stream.synchronize()?;
-        let times = events.iter().map(|(start, end)| device_us(start, end)).collect::<Result<Vec<_>>>()?;
-        Measurement::new(times, host_us).ok_or_else(|| self.unsupported())
+        let measured = |(part, host_us): (usize, f64)| {
+            let times = events.iter().map(|marks| device_us(&marks[part], &marks[part + 1]));
+            Measurement::new(times.collect::<Result<_>>()?, host_us).ok_or_else(|| self.unsupported())
+        };
+        host_us.into_iter().enumerate().map(measured).collect()
     }
 
     /// Times `work` inside a graph of `copies` of it, without flush: the cost of one run without that of its launch. For

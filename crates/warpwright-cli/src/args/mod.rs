@@ -67,7 +67,7 @@ pub enum Command {
     Fuzz(crate::commands::fuzz::FuzzArgs),
     /// Time primitives against the limits of the device; on the emulator, count instead.
     #[command(after_help = BENCH_EXAMPLES)]
-    Bench(BenchArgs),
+    Bench(Box<BenchArgs>),
 }
 
 /// Where to run.
@@ -579,10 +579,14 @@ pub struct ProveArgs {
 }
 
 const BENCH_EXAMPLES: &str = "Every result is checked first; a wrong one gets no time. Times are medians over a backlog of launches with the inputs
-rotated through more memory than the L2 cache holds, beside the bandwidth that a copy reached in the same run.
+rotated through more memory than the L2 cache holds, beside the bandwidth that a copy reached in the same run. Where --elements
+is not named it is 67108864 on a GPU and 65536 on the emulator. --launches puts an event between two launches, so that those
+that would overlap do not: their sum can be more than the whole.
 
-Example:
-  warpwright bench silu quantize_nf4 --svg roofline.svg";
+Examples:
+  warpwright bench silu quantize_nf4 --svg roofline.svg
+  warpwright bench attention --dtype bf16 --head-dim 128 --heads 16 --causal --queries 4096
+  warpwright bench chunk_scan --launches";
 
 /// `bench`
 #[derive(Debug, Args)]
@@ -593,15 +597,21 @@ pub struct BenchArgs {
     /// Where to run.
     #[command(flatten)]
     pub device: DeviceArg,
-    /// Elements of the main tensor; by default 2^26 on a GPU and 2^16 on the emulator.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    pub elements: Option<u64>,
+    /// The element type, once for each; all that a primitive has if none is named.
+    #[arg(long, value_name = "DTYPE", value_parser = parse_dtype)]
+    pub dtype: Vec<DType>,
+    /// The launches of each primitive one by one, too.
+    #[arg(long)]
+    pub launches: bool,
     /// Draw the results under the device's roofline.
     #[arg(long, value_name = "FILE.svg")]
     pub svg: Option<PathBuf>,
     /// Output form.
     #[command(flatten)]
     pub json: JsonArg,
+    /// Options of the primitives; those that are named have to take them all.
+    #[command(flatten)]
+    pub options: OpFlags,
 }
 
 /// Three extents.

@@ -9,7 +9,9 @@ use warpwright_ops::plan::{Access, Variant};
 use warpwright_ops::{Entry, catalogue};
 use warpwright_ptx::DType;
 use warpwright_runtime::timing::{Measurement, Timer, TimerOptions};
-use warpwright_runtime::{Counters, Device, EmulatorConfig, LaunchStep, Stream, Tensor};
+use warpwright_runtime::{
+    Counters, Device, EmulatorConfig, Error as DeviceError, LaunchStep, Stream, Tensor,
+};
 use warpwright_testkit::{Filter, cases, run_case};
 
 use super::check::refuse_unknown;
@@ -39,27 +41,33 @@ pub fn run(args: &BenchArgs, console: &mut Console) -> Result<Outcome, Error> {
         console,
     )?;
     let default = if device.is_emulator() { 1 << 16 } else { 1 << 26 };
-    let elements = usize::try_from(args.elements.unwrap_or(default))
-        .map_err(|_| Error::usage("--elements is beyond this machine's address space", "a smaller number"))?;
+    let mut options = args.options.0.clone();
+    let elements = *options.elements.get_or_insert(default);
     let entries: Vec<Entry> = catalogue()
         .into_iter()
         .filter(|entry| args.ops.is_empty() || args.ops.iter().any(|op| op == entry.op))
         .collect();
-    let mut bench = Bench::new(&device, elements)?;
+    let asked: Vec<(Entry, DType)> = entries
+        .iter()
+        .flat_map(|entry| entry.dtypes.iter().map(|&dtype| (*entry, dtype)))
+        .filter(|(_, dtype)| args.dtype.is_empty() || args.dtype.contains(dtype))
+        .collect();
+    if asked.is_empty() {
+        return Err(Error::usage("none of these primitives takes that type", "`warpwright ops` lists them"));
+    }
+    let mut bench = Bench::new(&device, options)?;
     let mut results = Vec::new();
     let mut wrong = Vec::new();
     {
-        let progress = console.steps(entries.iter().map(|entry| entry.dtypes.len() as u64).sum());
-        for entry in &entries {
-            for &dtype in entry.dtypes {
-                interrupt::check()?;
-                progress.describe(&format!("{} {} {dtype}", entry.op, entry.direction));
-                match bench.verdict(entry, dtype) {
-                    None => results.push(bench.one(entry, dtype)?),
-                    Some(reason) => wrong.push((*entry, dtype, reason)),
-                }
-                progress.step(1);
+        let progress = console.steps(asked.len() as u64);
+        for (entry, dtype) in asked {
+            interrupt::check()?;
+            progress.describe(&format!("{} {} {dtype}", entry.op, entry.direction));
+            match bench.verdict(&entry, dtype) {
+                None => results.push(bench.one(entry, dtype, args.launches)?),
+                Some(reason) => wrong.push((entry, dtype, reason)),
             }
+            progress.step(1);
         }
     }
     if let Some(path) = &args.svg {
@@ -79,7 +87,7 @@ pub fn run(args: &BenchArgs, console: &mut Console) -> Result<Outcome, Error> {
             })).collect::<Vec<_>>(),
         }))?;
     } else {
-        print(&bench, &results, console)?;
+        print(&bench, elements, &results, console)?;
         for (entry, dtype, reason) in &wrong {
             let text =
                 format!("{} {} {dtype}: no time, the result is wrong: {reason}", entry.op, entry.direction);
@@ -95,11 +103,47 @@ enum Figures {
     Count(Box<Counters>),
 }
 
+impl Figures {
+    fn add_to(&self, value: &mut Value) {
+        match self {
+            Self::Time(time) => {
+                value["median_us"] = json!(time.median_us);
+                value["spread"] = json!(time.spread());
+                value["runs"] = json!(time.runs);
+                value["host_us"] = json!(time.host_us);
+            }
+            Self::Count(counters) => value["counters"] = counters_json(counters),
+        }
+    }
+}
+
+/// One launch of a primitive by itself.
+struct LaunchResult {
+    entry: String,
+    grid: [u32; 3],
+    figures: Figures,
+}
+
+impl LaunchResult {
+    fn name(&self) -> String {
+        let [x, y, z] = self.grid;
+        format!("  {} ({x}, {y}, {z})", self.entry)
+    }
+
+    fn as_json(&self) -> Value {
+        let mut value = json!({"entry": self.entry, "grid": self.grid});
+        self.figures.add_to(&mut value);
+        value
+    }
+}
+
 struct BenchResult {
     entry: Entry,
     dtype: DType,
     bytes: u64,
     figures: Figures,
+    /// None unless they were asked for.
+    launches: Vec<LaunchResult>,
 }
 
 impl BenchResult {
@@ -117,17 +161,14 @@ impl BenchResult {
             "dtype": self.dtype.name(),
             "bytes": self.bytes,
         });
-        match &self.figures {
-            Figures::Time(time) => {
-                let speed = time.gb_per_s(self.bytes);
-                value["median_us"] = json!(time.median_us);
-                value["spread"] = json!(time.spread());
-                value["runs"] = json!(time.runs);
-                value["host_us"] = json!(time.host_us);
-                value["gb_per_s"] = json!(speed);
-                value["roofline_fraction"] = json!(roof.map(|roof| speed / roof));
-            }
-            Figures::Count(counters) => value["counters"] = counters_json(counters),
+        self.figures.add_to(&mut value);
+        if let Figures::Time(time) = &self.figures {
+            let speed = time.gb_per_s(self.bytes);
+            value["gb_per_s"] = json!(speed);
+            value["roofline_fraction"] = json!(roof.map(|roof| speed / roof));
+        }
+        if !self.launches.is_empty() {
+            value["launches"] = self.launches.iter().map(LaunchResult::as_json).collect();
         }
         value
     }
@@ -136,14 +177,14 @@ impl BenchResult {
 struct Bench {
     device: Device,
     stream: Stream,
-    elements: usize,
+    options: OpOptions,
     timer: Option<Timer>,
     /// The bandwidth of a copy; the roof of everything here, since all of it is bound by memory.
     copy_gb_per_s: Option<f64>,
 }
 
 impl Bench {
-    fn new(device: &Device, elements: usize) -> Result<Self, Error> {
+    fn new(device: &Device, options: OpOptions) -> Result<Self, Error> {
         let stream = device.stream()?;
         let mut timer = None;
         let mut copy_gb_per_s = None;
@@ -155,7 +196,7 @@ impl Bench {
             copy_gb_per_s = Some(made.copy_bandwidth(1 << 30)?);
             timer = Some(made);
         }
-        Ok(Self { device: device.clone(), stream, elements, timer, copy_gb_per_s })
+        Ok(Self { device: device.clone(), stream, options, timer, copy_gb_per_s })
     }
 
     /// Why the primitive's result is wrong on this device, if it is: the cases of `check`.
@@ -176,29 +217,43 @@ impl Bench {
             .map(|result| result.reason.unwrap_or_else(|| result.findings.join("\n")))
     }
 
-    fn one(&mut self, entry: &Entry, dtype: DType) -> Result<BenchResult, Error> {
+    fn one(&mut self, entry: Entry, dtype: DType, launches: bool) -> Result<BenchResult, Error> {
         let planned = plan_named(&Request {
             op: entry.op,
             direction: entry.direction,
             dtype,
             target: self.device.target(),
-            options: &OpOptions { elements: Some(self.elements), ..OpOptions::default() },
+            options: &self.options,
         })?;
         let tensors = self.tensors(&planned)?;
         let addresses: Vec<u64> = tensors.iter().map(|tensor| tensor.buffer().address()).collect();
         let bindings: Vec<_> = tensors.iter().map(Tensor::binding).collect();
         let steps = fitting(&planned.variants, &addresses);
-        let work = |stream: &Stream| steps.iter().try_for_each(|step| stream.launch(step, &bindings));
+        let whole = |stream: &Stream| steps.iter().try_for_each(|step| stream.launch(step, &bindings));
         let figures = match &mut self.timer {
-            Some(timer) => Figures::Time(timer.measure(work)?),
+            Some(timer) => Figures::Time(timer.measure(whole)?),
+            None => self.count(whole)?,
+        };
+        let each = if launches { steps } else { &[] };
+        let launch = |stream: &Stream, i: usize| stream.launch(&each[i], &bindings);
+        let launches: Vec<Figures> = match &mut self.timer {
+            Some(timer) => timer.measure_parts(each.len(), launch)?.into_iter().map(Figures::Time).collect(),
             None => {
-                // What earlier work counted.
-                let _ = self.device.counters();
-                work(&self.stream)?;
-                Figures::Count(Box::new(self.device.counters().unwrap_or_default()))
+                (0..each.len()).map(|i| self.count(|stream| launch(stream, i))).collect::<Result<_, _>>()?
             }
         };
-        Ok(BenchResult { entry: *entry, dtype, bytes: planned.bytes(), figures })
+        let launches = each.iter().zip(launches).map(|(step, figures)| {
+            let entry = step.kernel().name().to_owned();
+            LaunchResult { entry, grid: step.grid(), figures }
+        });
+        Ok(BenchResult { entry, dtype, bytes: planned.bytes(), figures, launches: launches.collect() })
+    }
+
+    fn count(&self, work: impl FnOnce(&Stream) -> Result<(), DeviceError>) -> Result<Figures, Error> {
+        // What earlier work counted.
+        let _ = self.device.counters();
+        work(&self.stream)?;
+        Ok(Figures::Count(Box::new(self.device.counters().unwrap_or_default())))
     }
 
     /// Inputs with contents that do not repeat within a cache, outputs with none.
@@ -247,8 +302,12 @@ fn contents(dtype: DType, len: usize) -> Vec<u8> {
     bytes
 }
 
-fn print(bench: &Bench, results: &[BenchResult], console: &mut Console) -> Result<(), Error> {
-    let elements = bench.elements;
+fn print(
+    bench: &Bench,
+    elements: usize,
+    results: &[BenchResult],
+    console: &mut Console,
+) -> Result<(), Error> {
     let Some(roof) = bench.copy_gb_per_s else {
         console.line(format_args!(
             "{}: the emulator has no times; these are counters of {elements} elements, which are the same on every machine\n",
@@ -264,13 +323,13 @@ fn print(bench: &Bench, results: &[BenchResult], console: &mut Console) -> Resul
             ("bank conflicts", Align::Right),
             ("divergent", Align::Right),
         ]);
-        for result in results {
-            let Figures::Count(counters) = &result.figures else { continue };
+        let mut row = |name: String, figures: &Figures| {
+            let Figures::Count(counters) = figures else { return };
             let (loads, stores) = (counters.global_loads, counters.global_stores);
             let (sectors, ideal) =
                 (loads.sectors + stores.sectors, loads.ideal_sectors + stores.ideal_sectors);
             table.row([
-                result.name(),
+                name,
                 counters.total_warp_instructions().to_string(),
                 format!("{:.1}", counters.total_lane_instructions() as f64 / elements as f64),
                 (loads.bytes + stores.bytes).to_string(),
@@ -280,6 +339,10 @@ fn print(bench: &Bench, results: &[BenchResult], console: &mut Console) -> Resul
                     .to_string(),
                 counters.divergent_branches.to_string(),
             ]);
+        };
+        for result in results {
+            row(result.name(), &result.figures);
+            result.launches.iter().for_each(|launch| row(launch.name(), &launch.figures));
         }
         return console.line(table);
     };
@@ -292,17 +355,21 @@ fn print(bench: &Bench, results: &[BenchResult], console: &mut Console) -> Resul
         ("of copy", Align::Right),
         ("host", Align::Right),
     ]);
-    for result in results {
-        let Figures::Time(time) = &result.figures else { continue };
-        let speed = time.gb_per_s(result.bytes);
+    let mut row = |name: String, figures: &Figures, bytes: Option<u64>| {
+        let Figures::Time(time) = figures else { return };
+        let speed = bytes.map(|bytes| time.gb_per_s(bytes));
         table.row([
-            result.name(),
+            name,
             format!("{:.1} us", time.median_us),
             format!("{:.1} %", time.spread() * 100.0),
-            format!("{speed:.0}"),
-            format!("{:.1} %", speed / roof * 100.0),
+            speed.map(|speed| format!("{speed:.0}")).unwrap_or_default(),
+            speed.map(|speed| format!("{:.1} %", speed / roof * 100.0)).unwrap_or_default(),
             format!("{:.1} us", time.host_us),
         ]);
+    };
+    for result in results {
+        row(result.name(), &result.figures, Some(result.bytes));
+        result.launches.iter().for_each(|launch| row(launch.name(), &launch.figures, None));
     }
     console.line(table)
 }

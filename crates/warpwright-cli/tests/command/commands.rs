@@ -486,6 +486,31 @@ fn bench_counts_on_the_emulator_and_says_so() {
 }
 
 #[test]
+fn bench_tells_the_launches_of_a_primitive_with_its_options() {
+    let place = Place::new();
+    let args =
+        ["bench", "layer_norm", "--device", "emulator", "--dtype", "f32", "--rows", "24", "--len", "96"];
+    let value = place.json(&[&args[..], &["--launches", "--json"]].concat());
+    let results = value["results"].as_array().expect("a list");
+    assert!(results.iter().all(|result| result["dtype"] == "f32"));
+    let backward = results.iter().find(|result| result["direction"] == "backward").expect("a gradient");
+    let launches = backward["launches"].as_array().expect("a list");
+    assert!(launches.len() > 1, "{launches:?}");
+    let counted = |result: &Value| result["counters"]["global_stores.bytes"].as_u64().expect("bytes");
+    assert_eq!(launches.iter().map(counted).sum::<u64>(), counted(backward));
+    let forward = results.iter().find(|result| result["direction"] == "forward").expect("a result");
+    assert_eq!(forward["launches"][0]["counters"]["global_stores.bytes"], 24 * 96 * 4);
+
+    let ran = place.run(&args);
+    assert!(!ran.out.contains("layer_norm_f32_"), "{}", ran.out);
+    let refused = place.run(&["bench", "softmax", "--device", "emulator", "--head-dim", "64"]);
+    assert_eq!(refused.code, Some(2), "{}", refused.out);
+    assert!(refused.err.contains("softmax (forward) has no option --head-dim"), "{}", refused.err);
+    let refused = place.run(&["bench", "relu", "--device", "emulator", "--dtype", "i32"]);
+    assert!(refused.err.contains("none of these primitives takes that type"), "{}", refused.err);
+}
+
+#[test]
 fn devices_always_has_the_emulator() {
     let value = Place::new().json(&["devices", "--json"]);
     let devices = value["devices"].as_array().expect("a list");
