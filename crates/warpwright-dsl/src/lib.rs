@@ -119,7 +119,9 @@ pub use pixels::{PixelColumn, PixelStrips, PixelTilingArgs};
 pub use reg::{F32, F64, I32, I64, Integer, Number, Pred, Reg, Scalar, Source, U32, U64};
 pub use rows::{HeldVectors, RowLoop, Team};
 pub use scan::Scanned;
-pub use skeleton::{COLUMN_SUM_LANES, bounded_blocks, column_sums, elementwise, elementwise_grid};
+pub use skeleton::{
+    COLUMN_SUM_LANES, bounded_blocks, column_sums, elementwise, elementwise_grid, sum_of_parts,
+};
 pub use smem_uniform::SmemUniform;
 pub use storage::VECTOR_BYTES;
 pub use table::{WARP_TABLE_LEN, WarpTable};

@@ -5,7 +5,7 @@ use crate::error::IssueKind;
 use crate::float::Float;
 use crate::index::{Index, IntoIndex};
 use crate::lanes::Lanes;
-use crate::mem::{Access, Element, FixedElement, Ptr, Readable};
+use crate::mem::{Access, Element, Fill, FixedElement, Ptr, Readable};
 use crate::reg::{Reg, U32, U64};
 use crate::warp::WARP;
 
@@ -93,6 +93,38 @@ pub fn column_sums<'k, A, S, E>(
         (column, strip.eq(0) & inside, strips.sum().unwrap_or(of_strip))
     });
     k.if_(mine, || emit(column, sum));
+}
+
+/// Parts whose sums a thread of [`sum_of_parts`] loads before it adds.
+const PARTS_IN_FLIGHT: u32 = 4;
+
+/// The sum of `width` elements of each of `parts` parts, in order; zeros if there are none. Part `i` begins `i part`
+/// elements behind `from`. For few parts of many elements; where parts are many, threads share them in [`column_sums`].
+/// The pointer must be aligned for accesses of `width` elements, in every part.
+#[track_caller]
+pub fn sum_of_parts<'k, A, S, E>(
+    from: Ptr<'k, S, E>,
+    (parts, part): (U32<'k>, U64<'k>),
+    width: u32,
+) -> Lanes<'k, A>
+where
+    A: Float + FixedElement + Access<A>,
+    S: Readable,
+    E: Element + Access<A>,
+{
+    let k = parts.k();
+    k.on_behalf(|| {
+        let zero: Lanes<'k, A> = (0..width).map(|_| k.lit::<A>(0.0)).collect();
+        k.fold(k.range(0, parts, PARTS_IN_FLIGHT), zero, |first, sum| {
+            let load = |i: u32| {
+                let number = first + i;
+                let at = from.at(number.to_u64() * part);
+                at.only_where(number.lt(parts), Fill::Zero).load::<A>(width)
+            };
+            let loaded: Vec<_> = (0..PARTS_IN_FLIGHT).map(load).collect();
+            loaded.into_iter().fold(sum, |sum, next| sum.zip(next, |a, b| a + b))
+        })
+    })
 }
 
 /// The grid that covers `n` elements with blocks of `threads` threads of `width` elements; `None` if it would be larger

@@ -27,7 +27,6 @@ use warpwright_runtime::LaunchStep;
 use crate::PlanError;
 use crate::catalogue::Direction;
 use crate::plan::{self, Operation, Plan, Variant};
-use crate::selective_scan::{RowSumArgs, RowSums};
 use crate::tensors::{InSlot, SlotSpec, tensors};
 
 pub use functions::*;
@@ -36,7 +35,7 @@ use kernels::outputs::{OutputArgs, Outputs};
 use kernels::states::{StateArgs, States};
 use kernels::step_gradients::{PARAMETERS, StepGradientArgs, StepGradients};
 use kernels::steps::{self, Prepare, PrepareArgs, TimeArgs};
-use kernels::sums::{ParameterArgs, Parameters};
+use kernels::sums::{ParameterArgs, Parameters, RowSumArgs, RowSums};
 use kernels::{Config, Rows, Sizes, Steps};
 
 /// The name in the catalogue.
@@ -421,7 +420,7 @@ impl Operation for ChunkScanBackwardDesc {
             partial: Args::workspace.written_at(of_rows),
             db: Args::db.arg(),
             dc: Args::dc.arg(),
-            rows: plan::small(checked.parts),
+            parts: plan::small(checked.parts),
             elements: rows as u64,
         };
         let of_parameters = ParameterArgs {
@@ -432,11 +431,10 @@ impl Operation for ChunkScanBackwardDesc {
             rows: plan::small(chunk_rows),
             heads: plan::small(heads),
         };
-        let last = [
-            plan::launch_over(OP, &StepGradients { dtype }, of_steps, target, checked.warps()?)?,
-            plan::launch_column_sums(OP, &RowSums { dtype }, sum_rows, target, 2 * rows)?,
-            plan::launch_column_sums(OP, &Parameters, of_parameters, target, heads * PARAMETERS as usize)?,
-        ];
+        let step_gradients =
+            plan::launch_over(OP, &StepGradients { dtype }, of_steps, target, checked.warps()?)?;
+        let parameter_gradients =
+            plan::launch_column_sums(OP, &Parameters, of_parameters, target, heads * PARAMETERS as usize)?;
         let variants = checked.variants(|config| {
             let [x, b, c] = checked.rows(inputs);
             let dy = || Rows { data: Args::dy.arg(), row: (heads * scan.head_dim) as u64 };
@@ -470,8 +468,12 @@ impl Operation for ChunkScanBackwardDesc {
             };
             let def = Gradients(config);
             let gradients = checked.step(&def, gradients, checked.shares(), def.shared_bytes())?;
-            let first = [prepare.clone(), checked.states(config, true, states)?, gradients];
-            Ok(first.into_iter().chain(last.clone()))
+            let width = if config.aligned { RowSums::WIDE } else { 1 };
+            let grid = plan::cover(OP, 2 * rows, RowSums::THREADS * width)?;
+            let row_sums = plan::launch_over(OP, &RowSums { dtype, width }, sum_rows.clone(), target, grid)?;
+            let states = checked.states(config, true, states)?;
+            let (of_steps, of_parameters) = (step_gradients.clone(), parameter_gradients.clone());
+            Ok([prepare.clone(), states, gradients, of_steps, row_sums, of_parameters])
         })?;
         Ok(Plan::of(OP, Direction::Backward, target, tensors, variants))
     }

@@ -1,33 +1,12 @@
 //! Kernels before and after a product: sums of its parts, zeros, and weights in another order.
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{COLUMN_SUM_LANES, column_sums, kernel_args};
+use warpwright_dsl::{COLUMN_SUM_LANES, column_sums, kernel_args, sum_of_parts};
 
 use crate::gemm::epilogue::{EpilogueArgs, Outputs, ResultArgs, sums_dtype};
 
 /// Threads of a block.
 pub(super) const THREADS: u32 = 128;
-/// Parts whose sums are loaded together.
-const IN_FLIGHT: u32 = 4;
-
-/// The sum of `width` elements of each part, in order; zeros if there are no parts.
-fn sum_of_parts<'k, A: Accumulate>(
-    from: Ptr<'k, Read, Elem>,
-    (parts, part): (U32<'k>, U64<'k>),
-    width: u32,
-) -> Lanes<'k, A> {
-    let k = parts.k();
-    let zero: Lanes<'k, A> = (0..width).map(|_| k.lit::<A>(0.0)).collect();
-    k.fold(k.range(0, parts, IN_FLIGHT), zero, |first, sum| {
-        let load = |i: u32| {
-            let number = first + i;
-            let at = from.at(number.to_u64() * part);
-            at.only_where(number.lt(parts), Fill::Zero).load::<A>(width)
-        };
-        let loaded: Vec<_> = (0..IN_FLIGHT).map(load).collect();
-        loaded.into_iter().fold(sum, |sum, next| sum.zip(next, |a, b| a + b))
-    })
-}
 
 kernel_args! {
     /// `y[i]`, the sum of element `i` of all parts.
@@ -74,7 +53,7 @@ impl AccumulateKernel for FinishParts {
     fn build<'k, A: Accumulate>(&self, k: K<'k>, p: FinishParams<'k>) {
         let at = k.global_idx_x() * u64::from(self.width);
         k.if_(at.lt(p.len), || {
-            let sums = sum_of_parts::<A>(p.from.at(at), (p.parts, p.len), self.width);
+            let sums = sum_of_parts::<A, _, _>(p.from.at(at), (p.parts, p.len), self.width);
             let none = (k.lit(0u64), k.lit(0u64));
             let outputs = Outputs::new(p.to, p.epilogue, (p.len, p.len), none);
             outputs.finish_at(at, (at % p.columns.to_u64()).to_u32(), &sums);
@@ -111,7 +90,7 @@ impl AccumulateKernel for SumParts {
     fn build<'k, A: Accumulate>(&self, k: K<'k>, p: SumParams<'k>) {
         let at = k.global_idx_x() * u64::from(self.width);
         k.if_(at.lt(p.len), || {
-            p.y.at(at).store(sum_of_parts::<A>(p.from.at(at), (p.parts, p.part), self.width));
+            p.y.at(at).store(sum_of_parts::<A, _, _>(p.from.at(at), (p.parts, p.part), self.width));
         });
     }
 }
@@ -167,7 +146,11 @@ impl AccumulateKernel for Reorder {
                 let to = p.y.at(outer.to_u64() * p.middle.mul_wide(p.inner) + within.to_u64());
                 let there = outer.lt(p.known_outer) & inner.lt(p.known_inner);
                 let parts = there.select(p.parts, 0);
-                to.store(sum_of_parts::<A>(from.at(outer.to_u64() * p.stride_outer), (parts, p.part), 1));
+                to.store(sum_of_parts::<A, _, _>(
+                    from.at(outer.to_u64() * p.stride_outer),
+                    (parts, p.part),
+                    1,
+                ));
             });
         });
     }

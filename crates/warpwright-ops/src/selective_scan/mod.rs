@@ -33,8 +33,7 @@ use crate::tensors::{InSlot, SlotSpec, tensors};
 pub use functions::*;
 use kernels::backward::{Backward, BackwardArgs};
 use kernels::forward::{Forward, ForwardArgs};
-use kernels::sums::{ParameterArgs, Parameters};
-pub(crate) use kernels::sums::{RowSumArgs, RowSums};
+use kernels::sums::{ParameterArgs, Parameters, RowSumArgs, RowSums};
 use kernels::{Config, Problem};
 
 /// The name in the catalogue.

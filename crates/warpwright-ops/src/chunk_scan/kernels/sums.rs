@@ -1,12 +1,57 @@
-//! The gradients of parameters.
+//! The last step of gradients: sums of what blocks and chunks have left.
 
 use warpwright_dsl::prelude::*;
-use warpwright_dsl::{COLUMN_SUM_LANES, column_sums, kernel_args};
+use warpwright_dsl::{COLUMN_SUM_LANES, column_sums, kernel_args, sum_of_parts};
 
 use super::step_gradients::PARAMETERS;
 
 /// Rows that a block adds at once.
 const STRIPS: u32 = 8;
+
+kernel_args! {
+    /// `partial` has `parts` parts: rows of the gradient of `B` and of that of `C`, `elements` each.
+    pub(in crate::chunk_scan) struct RowSumArgs => RowSumParams {
+        partial: In<f32>, db: Out<Elem>, dc: Out<Elem>, parts: u32, elements: u64,
+    }
+}
+
+/// The gradients of `B` and `C` from those of the blocks that share the heads of a group. There are few of these, so
+/// that each thread adds all of its elements.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::chunk_scan) struct RowSums {
+    pub(in crate::chunk_scan) dtype: DType,
+    /// Elements of a thread, which do not lie in both gradients.
+    pub(in crate::chunk_scan) width: u32,
+}
+
+impl RowSums {
+    /// Elements of a thread where rows are aligned.
+    pub(in crate::chunk_scan) const WIDE: u32 = 4;
+    pub(in crate::chunk_scan) const THREADS: u32 = 128;
+}
+
+impl KernelDef for RowSums {
+    type Args = RowSumArgs;
+
+    fn spec(&self) -> KernelSpec {
+        let Self { dtype, width } = *self;
+        KernelSpec::new(format!("chunk_scan_backward_rows_{dtype}_v{width}"), BlockDim::x(Self::THREADS))
+            .dtypes(DTypes::all(dtype))
+    }
+
+    fn build<'k>(&self, k: K<'k>, p: RowSumParams<'k>) {
+        let (at, of_part) = (k.global_idx_x() * u64::from(self.width), p.elements * 2);
+        k.if_(at.lt(of_part), || {
+            let sums: Lanes<'k, f32> = sum_of_parts(p.partial.at(at), (p.parts, of_part), self.width);
+            let of_b = at.lt(p.elements);
+            k.if_else(
+                of_b,
+                || p.db.at(at).store(sums.clone()),
+                || p.dc.at(at - p.elements).store(sums.clone()),
+            );
+        });
+    }
+}
 
 kernel_args! {
     /// `partial` has `rows` rows of the gradients of `A`, of `D` and of the bias of all heads.

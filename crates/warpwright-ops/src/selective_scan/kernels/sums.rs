@@ -8,15 +8,15 @@ const STRIPS: u32 = 8;
 
 kernel_args! {
     /// `partial` has `rows` rows: of the gradient of `B` and of that of `C`, `elements` each.
-    pub(crate) struct RowSumArgs => RowSumParams {
+    pub(in crate::selective_scan) struct RowSumArgs => RowSumParams {
         partial: In<Elem>, db: Out<Elem>, dc: Out<Elem>, rows: u32, elements: u64,
     }
 }
 
 /// The gradients of `B` and `C` from those of the blocks of a group.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct RowSums {
-    pub(crate) dtype: DType,
+pub(in crate::selective_scan) struct RowSums {
+    pub(in crate::selective_scan) dtype: DType,
 }
 
 impl AccumulateKernel for RowSums {
