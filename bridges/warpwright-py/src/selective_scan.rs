@@ -322,7 +322,7 @@ pub(crate) fn selective_scan_backward<'py>(
     backward([u, delta, A, B, C], [states, dy], [dlast_state, initial_state], &keywords)
 }
 
-/// `selective_scan` of the next positions behind a state, which becomes that behind the last of them.
+/// `selective_scan` of the next positions behind a state of 1 to 256 numbers, which becomes that behind the last of them.
 ///
 /// u: one or a few positions, [N, C, L], or [N, L, C] with channels_last; state: [N, C, state] of the dtype of A, written in place; the
 /// rest as there.

@@ -153,10 +153,16 @@ fn steps(scope: Scope) -> Vec<Situation> {
         ([3, 40, 1], [16, 1], States, Normal),
         ([2, 13, 1], [5, 1], Bare, Normal),
         ([2, 32, 3], [32, 2], States, Extreme),
+        ([2, 10, 1], [128, 2], States, Normal),
+        ([1, 5, 2], [203, 1], States, Normal),
     ];
     if scope == Scope::Full {
         for len in 1..=8 {
             all.push(([2, 72, len], [16, 1], States, Normal));
+        }
+        for state in [1, 2, 4, 5, 8, 9, 16, 17, 31, 64, 65, 100, 127, 128, 129, 255, 256] {
+            all.push(([2, 24, 1], [state, 3], States, Normal));
+            all.push(([1, 9, 3], [state, 1], Bare, Normal));
         }
     }
     all

@@ -320,7 +320,7 @@ pub fn selective_scan_backward(
 /// ```
 ///
 /// # Errors
-/// As [`selective_scan`].
+/// As [`selective_scan`]; the state may have up to 256 numbers.
 pub fn selective_scan_update(
     stream: &Stream,
     inputs: SelectiveScanInputs<'_>,

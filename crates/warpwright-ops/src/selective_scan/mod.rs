@@ -34,6 +34,7 @@ pub use functions::*;
 use kernels::backward::{Backward, BackwardArgs};
 use kernels::forward::{Forward, ForwardArgs};
 use kernels::sums::{ParameterArgs, Parameters, RowSumArgs, RowSums};
+use kernels::update::{Update, UpdateArgs};
 use kernels::{Config, Problem};
 
 /// The name in the catalogue.
@@ -43,6 +44,8 @@ const UPDATE: &str = "selective_scan_update";
 
 /// Numbers that the state of a channel may have.
 pub const STATES: std::ops::RangeInclusive<usize> = 1..=64;
+/// Numbers that it may have in a step.
+pub const UPDATE_STATES: std::ops::RangeInclusive<usize> = 1..=256;
 
 /// A scan over the channels of samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -57,7 +60,7 @@ pub struct SelectiveScan {
     pub channels: usize,
     /// Positions of a sample.
     pub len: usize,
-    /// Numbers in the state of a channel, 1 to 64.
+    /// Numbers in the state of a channel, 1 to 64; in steps 1 to 256.
     pub state: usize,
     /// Groups of channels, each with rows of `B` and `C`.
     pub groups: usize,
@@ -209,6 +212,7 @@ const MAX_SAMPLE: usize = 1 << 31;
 const ALIGNMENT: u64 = 16;
 
 /// A scan whose sizes are in order.
+#[derive(Clone, Copy)]
 struct Checked {
     op: &'static str,
     scan: SelectiveScan,
@@ -225,8 +229,12 @@ impl SelectiveScan {
     fn check(&self, op: &'static str, target: Target) -> Result<Checked, PlanError> {
         let Self { dtype, batch, channels, len, state, groups, .. } = *self;
         PlanError::check_floats(op, "u", dtype)?;
-        if !STATES.contains(&state) {
-            return Err(PlanError::refused(op, "state", state, "from 1 to 64"));
+        let (states, expected) = match op {
+            UPDATE => (UPDATE_STATES, "from 1 to 256"),
+            _ => (STATES, "from 1 to 64"),
+        };
+        if !states.contains(&state) {
+            return Err(PlanError::refused(op, "state", state, expected));
         }
         if groups == 0 || !channels.is_multiple_of(groups) {
             return Err(PlanError::refused(op, "groups", groups, "a divisor of the channels"));
@@ -301,16 +309,35 @@ impl Operation for SelectiveScanUpdateDesc {
                 .into_iter()
                 .chain([Args::state.holds(sums, states), Args::y.holds(dtype, u).like(Args::u)]),
         );
-        let variants = checked.variants(|config| {
-            let args = ForwardArgs {
-                problem: checked.problem(inputs),
-                initial: Optional { value: Args::state.before().arg(), given: true },
+        let SelectiveScan { layout, channels, len, state, groups, .. } = self.scan;
+        let (lanes, vectors) = tuning::update(state);
+        // Of one position all layouts are alike.
+        let last = layout == Layout::ChannelsLast || len == 1;
+        let strides = match last {
+            true => [1, channels, groups * state, state, 1],
+            false => [len, 1, 1, state * len, len],
+        };
+        let [of_channel, of_position, of_row, of_rows, of_number] = strides.map(plan::small);
+        let whole = last && state.is_multiple_of(tuning::OWN as usize);
+        let variants = [(true, ALIGNMENT), (false, 1)].into_iter().filter(|(aligned, _)| whole || !aligned);
+        let variants = variants.map(|(aligned, alignment)| {
+            let def = Update { dtype, lanes, vectors, aligned };
+            let tiles = (channels / groups).div_ceil(def.channels() as usize);
+            let args = UpdateArgs {
+                problem: Problem { tiles: plan::small(tiles), ..checked.problem(inputs) },
+                before: Args::state.before().arg(),
                 y: Args::y.arg(),
-                last: Optional { value: Args::state.after().arg(), given: true },
-                states: Optional { value: Args::y.arg(), given: false },
+                after: Args::state.after().arg(),
+                of_channel,
+                of_position,
+                of_row,
+                of_rows,
+                of_number,
             };
-            checked.step(&Forward(config), args)
-        })?;
+            let step = Checked { tiles, ..checked }.step(&def, args)?;
+            Ok(Variant { alignment, steps: step.into_iter().collect() })
+        });
+        let variants = variants.collect::<Result<Vec<_>, PlanError>>()?;
         Ok(Plan::of(UPDATE, Direction::Forward, target, tensors, variants))
     }
 }

@@ -50,29 +50,37 @@ fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
     asked.either(&forward, &SelectiveScanBackwardDesc { forward })
 }
 
+/// A scan of few elements with all that there may be.
+fn every_option(dtype: DType, layout: Layout, state: usize) -> SelectiveScan {
+    SelectiveScan {
+        dtype,
+        layout,
+        batch: 1,
+        channels: 8,
+        len: 8,
+        state,
+        groups: 1,
+        d: true,
+        gate: true,
+        delta_bias: true,
+        delta_softplus: true,
+    }
+}
+
 /// Every kernel that a plan of `entry` can hold and that no entry before it has.
 fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
     let layouts = [Layout::ChannelsFirst, Layout::ChannelsLast];
     let every = layouts.into_iter().flat_map(|layout| [15, 16, 31, 32, 63, 64].map(|state| (layout, state)));
     let every = every.map(|(layout, state)| {
-        let scan = SelectiveScan {
-            dtype,
-            layout,
-            batch: 1,
-            channels: 8,
-            len: 8,
-            state,
-            groups: 1,
-            d: true,
-            gate: true,
-            delta_bias: true,
-            delta_softplus: true,
-        };
+        let scan = every_option(dtype, layout, state);
         SelectiveScanDesc { scan, initial_state: true, last_state: true, training: true }
     });
     if entry.op == UPDATE {
-        // Steps have the kernels of whole samples.
-        return Ok(Vec::new());
+        let states = [4, 8, 16, 32, 64, 128, 256].into_iter().flat_map(|state| [state - 1, state]);
+        return distinct(states.map(|state| {
+            let scan = every_option(dtype, Layout::ChannelsLast, state);
+            SelectiveScanUpdateDesc { scan }.plan(target).map(Into::into)
+        }));
     }
     match entry.direction {
         Direction::Forward => distinct(every.map(|desc| desc.plan(target).map(Into::into))),

@@ -1,5 +1,6 @@
 //! Which kernel runs for which shape.
 
+use warpwright_dsl::WARP;
 use warpwright_ptx::DType;
 
 /// Threads of a block.
@@ -13,6 +14,15 @@ pub const fn lanes(state: usize) -> u32 {
         0..=16 => 4,
         17..=32 => 8,
         _ => 16,
+    }
+}
+
+/// Lanes that share the state of a channel in a step, and the vectors of [`OWN`] numbers that each of them has.
+pub const fn update(state: usize) -> (u32, u32) {
+    let most = (WARP * OWN) as usize;
+    match state.div_ceil(OWN as usize).next_power_of_two() {
+        lanes if lanes < WARP as usize => (lanes as u32, 1),
+        _ => (WARP, state.div_ceil(most) as u32),
     }
 }
 
@@ -42,7 +52,7 @@ pub const fn blocks(dtype: DType) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::STATES;
+    use super::super::{STATES, UPDATE_STATES};
     use super::*;
 
     #[test]
@@ -50,6 +60,15 @@ mod tests {
         for state in STATES {
             assert!((lanes(state) * OWN) as usize >= state, "{state}");
             assert!(lanes(state) == 4 || ((lanes(state) / 2 * OWN) as usize) < state, "{state}");
+        }
+    }
+
+    #[test]
+    fn lanes_of_steps_hold_every_state() {
+        for state in UPDATE_STATES {
+            let (lanes, vectors) = update(state);
+            assert!((lanes * vectors * OWN) as usize >= state, "{state}");
+            assert!(lanes * vectors == 1 || ((lanes * vectors / 2 * OWN) as usize) < state, "{state}");
         }
     }
 

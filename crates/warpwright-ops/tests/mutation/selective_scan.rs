@@ -2,7 +2,9 @@
 
 use warpwright_ops::Operation;
 use warpwright_ops::plan::TensorSpec;
-use warpwright_ops::selective_scan::{Layout, SelectiveScan, SelectiveScanBackwardDesc, SelectiveScanDesc};
+use warpwright_ops::selective_scan::{
+    Layout, SelectiveScan, SelectiveScanBackwardDesc, SelectiveScanDesc, SelectiveScanUpdateDesc,
+};
 use warpwright_ptx::DType;
 use warpwright_testkit::inputs::Input;
 
@@ -67,6 +69,22 @@ fn defects_of_scans_are_noticed() {
     for layout in [Layout::ChannelsFirst, Layout::ChannelsLast] {
         SWEEP.check(&plans(&SHAPES, |shape| desc(layout, shape).plan(TARGET).expect("plan")));
     }
+}
+
+#[test]
+fn defects_of_steps_of_scans_are_noticed() {
+    let shapes = [
+        ([1, 32, 1], [16, 1]),
+        ([2, 40, 1], [16, 1]),
+        ([1, 4, 2], [128, 1]),
+        ([1, 5, 1], [256, 1]),
+        ([2, 6, 3], [5, 3]),
+        ([1, 7, 2], [130, 1]),
+    ];
+    SWEEP.check(&plans(&shapes, |shape| {
+        let scan = desc(Layout::ChannelsFirst, shape).scan;
+        SelectiveScanUpdateDesc { scan }.plan(TARGET).expect("plan")
+    }));
 }
 
 #[test]

@@ -54,8 +54,17 @@ fn descriptors_without_meaning_are_refused() {
             assert!(parameter, "{name}: {e:?}");
         }
     };
-    for state in [0, 65, usize::MAX] {
+    for state in [0, 257, usize::MAX] {
         refused(SelectiveScan { state, ..good }, "state");
+    }
+    for state in [65, 256] {
+        let large = training(SelectiveScan { state, ..good });
+        let gradients = SelectiveScanBackwardDesc { forward: large }.plan(TARGET).map(drop);
+        for e in [large.plan(TARGET).map(drop), gradients] {
+            let expected = "from 1 to 64";
+            let found = matches!(&e, Err(PlanError::Parameter { expected: known, .. }) if *known == expected);
+            assert!(found, "{e:?}");
+        }
     }
     for groups in [0, 3, 16, usize::MAX] {
         refused(SelectiveScan { groups, ..good }, "groups");

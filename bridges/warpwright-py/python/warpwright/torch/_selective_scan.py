@@ -142,7 +142,7 @@ def selective_state_update(
     package mamba_ssm, in its module `ops.triton.selective_state_update`.
 
     x, dt and z: [N, C], or [N, heads, C]; state: [N, C, state], or [N, heads, C, state], written in place, of any dtype and strides, without a
-    copy if it is of float32 and contiguous; A: [C, state], or [heads, C, state]; B and C: [N, state], or [N, groups, state]; D and dt_bias: [C], or [heads, C]. Has no
+    copy if it is of float32 and contiguous; A: [C, state], or [heads, C, state]; B and C: [N, state], or [N, groups, state], with a state of 1 to 256 numbers; D and dt_bias: [C], or [heads, C]. Has no
     gradient, and refuses tensors that require one where gradients are recorded.
     """
     op = "selective_state_update"

@@ -7,6 +7,7 @@
 pub(super) mod backward;
 pub(super) mod forward;
 pub(super) mod sums;
+pub(super) mod update;
 
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{VECTOR_BYTES, WARP, kernel_args};
