@@ -206,7 +206,7 @@ def within(found, exact, budget):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_chunks_of_prompts_and_steps(dtype, torch_device):
-    """The scan of a prompt is ours, and goes on in steps of PyTorch's."""
+    """The scan of a prompt is ours, and so are the steps behind it."""
     model, ids = of_chunks(torch_device, dtype)
     exact = copy.deepcopy(model).double()(ids, use_cache=False).logits.detach()
     with torch.no_grad():
@@ -219,7 +219,7 @@ def test_chunks_of_prompts_and_steps(dtype, torch_device):
             for at in (7, 8):
                 logits.append(model(ids[:, at : at + 1], **cached(found), use_cache=True).logits)
             within(torch.cat(logits, 1), exact, 2 * plain)
-            assert counts(patched)["chunk_scan"] == 4, patched.report()
+            assert counts(patched)["chunk_scan"] == 8, patched.report()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -277,6 +277,17 @@ def test_chunks_that_are_left(torch_device):
             assert patched.left()["float32 is not taken"] == 2 and counts(patched)["chunk_scan"] == 0, patched.report()
 
 
+def test_steps_of_chunks_of_float32(torch_device):
+    """Prompts are PyTorch's, steps are not."""
+    model, ids = of_chunks(torch_device, torch.float32)
+    with torch.no_grad():
+        expected = model(ids, use_cache=False).logits.double()
+        with wt.patch(model, emulator=torch_device == "cpu") as patched:
+            found = model(ids[:, :8], use_cache=True)
+            near(model(ids[:, 8:], **cached(found), use_cache=True).logits, expected[:, 8:])
+            assert counts(patched)["chunk_scan"] == 2, patched.report()
+
+
 def test_another_function_of_chunks_is_left(torch_device, monkeypatch):
     from transformers.models.mamba2 import modeling_mamba2
 
@@ -287,6 +298,7 @@ def test_another_function_of_chunks_is_left(torch_device, monkeypatch):
         monkeypatch.setattr(modeling_mamba2, "mamba2_chunk_scan", other)
         model(ids, use_cache=False)
         assert patched.left()["a function of another kind"] == 2 and counts(patched)["chunk_scan"] == 0
+        monkeypatch.setattr(modeling_mamba2, "mamba2_selective_state_update", lambda *tensors, **options: tensors[1])
     with wt.patch(model, emulator=torch_device == "cpu") as patched:
         assert "chunk_scan" not in counts(patched)
 

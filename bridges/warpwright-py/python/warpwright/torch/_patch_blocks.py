@@ -22,7 +22,7 @@ from ._attention import attention_qkvpacked, scaled_dot_product_attention
 from ._patch_attention import of_parts, of_views
 from ._patch_modules import Replaced, Replacement, _unlike
 from ._patch_rules import attention_refusal, attention_rule
-from ._patch_scans import convolve, convolve_step, scan, scan_chunks, scan_step  # noqa: F401
+from ._patch_scans import convolve, convolve_step, scan, scan_chunks, scan_heads_step, scan_step  # noqa: F401
 from ._patch_sites import HELPERS, KIND_OF, Rewriter
 from ._registry import is_compiling
 from ._rotary import apply_rotary_pos_emb

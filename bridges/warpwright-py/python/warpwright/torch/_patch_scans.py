@@ -93,6 +93,18 @@ def _scans_chunks(function: Any, draw: Any) -> Any:
     return zip(function(x, dt, A, B, C, chunk_size=2, dt_limit=(0.0, float("inf")), **options), (torch.stack(exact, 1), h))
 
 
+def _scans_heads_step(function: Any, draw: Any) -> Any:
+    state, x, dt, A, B, C, D, bias = draw(1, 4, 2, 5), draw(1, 4, 2), draw(1, 4), -draw(4).exp(), draw(1, 2, 5), draw(1, 2, 5), draw(4), draw(4)
+    b, c = (rows.repeat_interleave(2, 1)[:, :, None] for rows in (B, C))
+    step = F.softplus(dt + bias)[..., None, None]
+    h = torch.exp(step * A[:, None, None]) * state + step * x[..., None] * b
+    y = (h * c).sum(-1) + D[:, None] * x
+    alike = [t[..., None].expand(*t.shape, 2) for t in (dt, D, bias)]
+    of_state = A[:, None, None].expand(4, 2, 5)
+    found = function(state, x, alike[0], of_state, B, C, alike[1], z=None, dt_bias=alike[2], dt_softplus=True)
+    return [(found, y), (state, h)]
+
+
 # Results of a function on numbers, and what they are where it is what the helper stands for.
 _TRIED: Dict[str, Callable[..., Any]] = {
     "convolve": _convolves,
@@ -100,6 +112,7 @@ _TRIED: Dict[str, Callable[..., Any]] = {
     "scan": _scans,
     "scan_step": _scans_step,
     "scan_chunks": _scans_chunks,
+    "scan_heads_step": _scans_heads_step,
 }
 HELPERS = tuple(_TRIED)
 
@@ -150,10 +163,25 @@ def scan(block: Any, function: Callable[..., Any], u: Tensor, delta: Tensor, *re
 
 def scan_step(block: Any, function: Callable[..., Tensor], state: Tensor, x: Tensor, *rest: Any, **options: Any) -> Tensor:
     """The next position of a selective scan, behind a state."""
-    theirs = lambda: function(state, x, *rest, **options)  # noqa: E731
-    ours = lambda: selective_state_update(state, x, *rest, **options)  # noqa: E731
-    reason = _STEPS_HAVE_NONE if is_recorded(state, x, *rest, *filter(torch.is_tensor, options.values())) else None
-    return block._warpwright_block["selective_scan"].run(ours, theirs, block, x, _rule("scan_step", function), reason)
+    return _step_behind(block, ("selective_scan", "scan_step"), function, (state, x, *rest), options)
+
+
+def scan_heads_step(block: Any, function: Callable[..., Tensor], state: Tensor, x: Tensor, *rest: Any, **options: Any) -> Tensor:
+    """The same of the scan of Mamba 2. options: also what PyTorch's function leaves out."""
+    return _step_behind(block, ("chunk_scan", "scan_heads_step"), function, (state, x, *rest), options)
+
+
+# Arguments of steps that ours has by name.
+_OF_STEPS = ("D", "z", "dt_bias", "dt_softplus")
+
+
+def _step_behind(block: Any, place: Tuple[str, str], function: Callable[..., Tensor], tensors: Any, options: Dict[str, Any]) -> Tensor:
+    kind, helper = place
+    named = {name: options[name] for name in _OF_STEPS if name in options}
+    theirs = lambda: function(*tensors, **options)  # noqa: E731
+    ours = lambda: selective_state_update(*tensors, **named)  # noqa: E731
+    reason = _STEPS_HAVE_NONE if is_recorded(*tensors, *filter(torch.is_tensor, options.values())) else None
+    return block._warpwright_block[kind].run(ours, theirs, block, tensors[1], _rule(helper, function), reason)
 
 
 # Arguments of functions of chunks that ours has.

@@ -13,6 +13,7 @@
     causal_conv1d_fn(x, weight), causal_conv1d_update(x, ..)   convolve, convolve_step
     mamba_selective_scan(u, ..), .._state_update(state, ..)    scan, scan_step
     mamba2_chunk_scan(x, dt, ..)                               scan_chunks
+    mamba2_selective_state_update(state, x, ..)                scan_heads_step
 
 What follows a condition is taken into its branches where one ends with the first operation of a chain.
 
@@ -38,6 +39,7 @@ KIND_OF = {
     "scan": "selective_scan",
     "scan_step": "selective_scan",
     "scan_chunks": "chunk_scan",
+    "scan_heads_step": "chunk_scan",
 }
 # Functions along time, as modules of transformers call them, with the number of arguments that have no name.
 _ALONG_TIME = {
@@ -46,6 +48,7 @@ _ALONG_TIME = {
     "mamba_selective_scan": ("scan", 5),
     "mamba_selective_state_update": ("scan_step", 6),
     "mamba2_chunk_scan": ("scan_chunks", 5),
+    "mamba2_selective_state_update": ("scan_heads_step", 6),
 }
 # The function that rotates queries and keys by tables of all positions, as modules of transformers call it.
 _ROTATION = {"apply_rotary_pos_emb", "self.rotary_fn"}
