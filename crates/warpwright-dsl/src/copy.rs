@@ -14,7 +14,7 @@ use warpwright_ptx::{
 use crate::context::K;
 use crate::error::IssueKind;
 use crate::flow::Carry;
-use crate::mem::{Element, Ptr, Readable, Shared};
+use crate::mem::{Element, Fill, Ptr, Readable, Shared};
 use crate::reg::{Pred, Reg, Source, U32, U64};
 use crate::tile::{CHUNK, SharedTile, TileLayout, TilePoint};
 
@@ -269,21 +269,31 @@ impl<'k, E: Element> Ptr<'k, Shared, E> {
     /// sm_80 it is made at once.
     #[track_caller]
     pub fn copy_16<S: Readable, F: Element>(self, from: Ptr<'k, S, F>) {
+        self.k.on_behalf(|| self.copy_chunk(from, None));
+    }
+
+    /// The same, but nothing is read and the 16 bytes become zero where `outside` holds.
+    #[track_caller]
+    pub fn copy_16_or_zero<S: Readable, F: Element>(self, from: Ptr<'k, S, F>, outside: Pred<'k>) {
+        self.k.on_behalf(|| self.copy_chunk(from, Some(outside)));
+    }
+
+    fn copy_chunk<S: Readable, F: Element>(self, from: Ptr<'k, S, F>, outside: Option<Pred<'k>>) {
         let k = self.k;
-        k.on_behalf(|| {
-            if k.target().sm < ASYNC_SM {
-                self.cast::<u32>().store(from.cast::<u32>().load::<u32>(CHUNK / ASYNC_BYTES));
-                return;
-            }
-            k.emit(Inst::CpAsync {
-                cache: CacheOp::Cg,
-                l2_prefetch: L2Prefetch::Default,
-                dst: self.operand(),
-                src: from.operand(),
-                bytes: CHUNK,
-                limit: SourceLimit::Full,
-                policy: None,
-            });
+        if k.target().sm < ASYNC_SM {
+            let words = from.cast::<u32>();
+            let words = outside.map_or(words, |outside| words.only_where(!outside, Fill::Zero));
+            self.cast::<u32>().store(words.load::<u32>(CHUNK / ASYNC_BYTES));
+            return;
+        }
+        k.emit(Inst::CpAsync {
+            cache: CacheOp::Cg,
+            l2_prefetch: L2Prefetch::Default,
+            dst: self.operand(),
+            src: from.operand(),
+            bytes: CHUNK,
+            limit: outside.map_or(SourceLimit::Full, |outside| SourceLimit::Ignore(outside.id())),
+            policy: None,
         });
     }
 }

@@ -134,6 +134,36 @@ impl<'k> K<'k> {
     }
 }
 
+impl<'k> K<'k> {
+    /// `N` matrices of 8 x 8 elements of 16 bits, 1, 2 or 4 of them, whose rows lie anywhere in shared memory, 16 bytes each: lane `8 i + j`
+    /// gives the address of row `j` of matrix `i`. Of each matrix a lane gets the elements `2 (lane % 4)` and the next one of row `lane / 4`,
+    /// or of that column if the matrices are `transposed`. The whole warp is here.
+    #[track_caller]
+    pub fn matrices_at<const N: usize>(self, address: U32<'k>, transposed: bool) -> [U32<'k>; N] {
+        if !matches!(N, 1 | 2 | 4) {
+            self.issue(IssueKind::Constant { what: "the matrices of a load", value: N as u64 });
+        }
+        matrices(self, Address::reg(address.id(), 0), transposed)
+    }
+}
+
+#[track_caller]
+fn matrices<'k, const N: usize>(k: K<'k>, addr: Address, transposed: bool) -> [U32<'k>; N] {
+    let dsts: [U32<'k>; N] = std::array::from_fn(|_| k.fresh());
+    k.emit(Inst::LdMatrix {
+        tiles: MatrixTiles {
+            shape: MatrixShape::M8N8,
+            count: N as u8,
+            transposed,
+            element: MatrixElement::B16,
+        },
+        space: StateSpace::Shared,
+        dsts: dsts.iter().map(|r| r.id()).collect(),
+        addr,
+    });
+    dsts
+}
+
 /// Which index of an operand is contiguous in memory: runs along the rows of the tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Major {
@@ -338,20 +368,7 @@ impl<'k, Role> TileReader<'k, Role> {
 
     #[track_caller]
     fn matrices(&self, outer: u32, depth: u32, transposed: bool) -> [U32<'k>; 4] {
-        let k = self.point.base.k();
-        let dsts: [U32<'k>; 4] = std::array::from_fn(|_| k.fresh());
-        k.emit(Inst::LdMatrix {
-            tiles: MatrixTiles {
-                shape: MatrixShape::M8N8,
-                count: 4,
-                transposed,
-                element: MatrixElement::B16,
-            },
-            space: StateSpace::Shared,
-            dsts: dsts.iter().map(|r| r.id()).collect(),
-            addr: self.address(outer, depth),
-        });
-        dsts
+        matrices(self.point.base.k(), self.address(outer, depth), transposed)
     }
 
     #[track_caller]
