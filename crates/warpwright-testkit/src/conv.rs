@@ -190,6 +190,40 @@ fn situations(direction: Direction, dtype: DType, scope: Scope) -> Vec<Subjected
     ));
     all.push(Subjected { special: true, ..with([2, 16, 16], 2, square(6, 3, 1, padding, 1), both) });
     all.push(Subjected { lead: 1, ..with([1, 16, 16], 2, square(5, 3, 1, 1, 1), both) });
+    // Groups that are read from halos: of each number of channels, slices that end within, boxes of several images, rows and columns that end
+    // within a box, strides, dilations, and one and many taps.
+    for (channels, groups, axes) in [
+        (24, 3, square(20, 3, 1, 1, 1)),
+        (72, 18, square(5, 3, 1, 1, 1)),
+        (80, 5, [Axis::ONE, Axis::new(9, 3).with(1, 1, 1), Axis::new(70, 3).with(1, 2, 2)]),
+        (96, 3, square(7, 3, 1, 1, 1)),
+        (16, 2, [Axis::ONE, Axis::new(13, 3).with(2, 1, 1), Axis::new(19, 2).with(1, 0, 3)]),
+        (24, 3, [Axis::ONE, Axis::ONE, Axis::new(150, 5).with(1, 4, 2)]),
+        (32, 2, square(9, 1, 1, 0, 1)),
+        (8, 2, square(12, 7, 1, 3, 1)),
+        (64, 2, square(11, 3, 2, 1, 2)),
+    ] {
+        all.push(with([3, channels, channels], groups, axes, both));
+    }
+    if dtype.bytes() == 2 {
+        // More boxes than there are blocks.
+        all.push(with([3, 16, 16], 4, square(134, 3, 1, 1, 1), both));
+    }
+    all.push(with([2, 16, 16], 2, square(6, 3, 1, 1, 1), (FIRST, FIRST)));
+    all.push(with([2, 16, 16], 4, square(6, 3, 1, 1, 1), (LAST, FIRST)));
+    for (channels, groups) in [(16, 4), (24, 3), (48, 3), (64, 2)] {
+        // Without padding: infinite numbers meet no zeros but those beyond the results.
+        all.push(Subjected {
+            special: true,
+            ..with([3, channels, channels], groups, square(7, 3, 1, padding, 1), both)
+        });
+    }
+    if direction == Direction::Forward {
+        for (activation, channels) in [(Activation::Relu, 16), (Activation::GeluTanh, 48)] {
+            let plain = with([2, channels, channels], 2, square(8, 3, 1, 1, 1), both);
+            all.push(Subjected { bias: true, activation: Some(activation), ..plain });
+        }
+    }
     // Every tile: more than a round of its ring, whole tiles and others.
     for &precision in if dtype == DType::F32 { PRECISIONS.as_slice() } else { &PRECISIONS[..1] } {
         for tile in tuning::tiles(dtype, precision, Target::sm(90)) {

@@ -19,6 +19,7 @@ mod bias;
 mod depthwise;
 mod functions;
 mod gather;
+mod grouped;
 mod implicit;
 mod plans;
 pub mod reference;

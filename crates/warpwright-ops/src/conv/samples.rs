@@ -6,6 +6,7 @@ use warpwright_ptx::{DType, Target};
 use super::bias::BiasParts;
 use super::depthwise::{self, Depthwise};
 use super::gather::Gather;
+use super::grouped::Grouped;
 use super::implicit::Implicit;
 use super::relayout::{PackTaps, Relayout};
 use super::tiled::TiledConv;
@@ -137,6 +138,11 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
         for kernel in tiled_kernels(dtype, pass, target) {
             all.push(plan::recorded(OP, &kernel, target)?);
         }
+        if target.sm >= 80 {
+            for kernel in grouped_kernels(dtype, pass) {
+                all.push(plan::recorded(OP, &kernel, target)?);
+            }
+        }
         for kernel in depthwise_kernels(dtype, pass) {
             all.push(plan::recorded(OP, &kernel, target)?);
         }
@@ -236,6 +242,27 @@ fn depthwise_kernels(dtype: DType, pass: Pass) -> Vec<Depthwise> {
                     {
                         all.push(Depthwise { dtype, pass, taps, stride, left, width, finishes });
                     }
+                }
+            }
+        }
+    }
+    all
+}
+
+/// Kernels for groups: of `bf16` of every number of channels, with the most taps too and what follows sums, of `f16` one.
+fn grouped_kernels(dtype: DType, pass: Pass) -> Vec<Grouped> {
+    let long = Program { bias: true, activation: Some(Activation::GeluErf), ..Program::default() };
+    let mut all = Vec::new();
+    for channels in Grouped::CHANNELS {
+        for taps in [9, 12, 16, 36, 49] {
+            for program in [Program::default(), long] {
+                let kernel = Grouped { dtype, pass, channels, taps, program };
+                let plain = program == Program::default();
+                let usual = taps == 9 && channels == 8 && plain;
+                let wanted =
+                    if plain { taps != 12 || channels == 8 } else { taps == 9 && pass == Pass::Forward };
+                if kernel.exists() && (usual || (wanted && dtype == DType::BF16)) {
+                    all.push(kernel);
                 }
             }
         }

@@ -4,6 +4,7 @@ use warpwright_dsl::{Major, MmaAtom};
 use warpwright_ptx::isa::DeviceLimits;
 use warpwright_ptx::{DType, Target};
 
+use super::grouped::{self, Grouped};
 use super::{Pass, depthwise, gather};
 use crate::gemm::Precision;
 use crate::gemm::tuning::{self as products, Candidate, Config, Tiles};
@@ -318,4 +319,71 @@ mod tests {
             assert!(bytes(config.stages + 1) > limit || config.stages >= 8, "{config:?}");
         }
     }
+}
+
+/// A box of results, and what of an image it meets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct GroupBox {
+    /// Images, rows and columns of results.
+    pub(super) results: [usize; 3],
+    /// Rows and columns of pixels.
+    pub(super) halo: [usize; 2],
+}
+
+impl GroupBox {
+    /// Pixels.
+    pub(super) const fn pixels(&self) -> u64 {
+        let rows = (self.results[0] as u64).saturating_mul(self.halo[0] as u64);
+        rows.saturating_mul(self.halo[1] as u64)
+    }
+}
+
+/// Times in a box of groups by that of a pixel of its halo: of the products of a tap, and of all else.
+const TAP_OF_BOX: u64 = 10;
+const ELSE_OF_BOX: u64 = 100;
+
+/// The box for results of images, rows and columns of which each has so many taps along both, `apart` and `dilation` pixels from one to the
+/// next. A block has `shared` bytes.
+pub(super) fn group_box(
+    kernel: &Grouped,
+    results: [usize; 3],
+    [rows, cols]: [(usize, usize, usize); 2],
+    shared: u32,
+) -> Option<GroupBox> {
+    let most = |extent: usize| extent.min(grouped::MAX_EXTENT as usize - 1);
+    let met = |results: usize, (taps, apart, dilation): (usize, usize, usize)| {
+        ((results - 1) * apart).saturating_add((taps - 1).saturating_mul(dilation)).saturating_add(1)
+    };
+    let room = grouped::RESULTS as usize;
+    let boxes = (1..=most(results[2]).min(room)).map(|width| {
+        let height = (room / width).min(most(results[1]));
+        // As many rows as there are in every box of a column.
+        let height = results[1].div_ceil(results[1].div_ceil(height));
+        let whole = (height, width) == (results[1], results[2]);
+        let images = if whole { (room / (height * width)).min(most(results[0])) } else { 1 };
+        GroupBox { results: [images, height, width], halo: [met(height, rows), met(width, cols)] }
+    });
+    let time = |all: &GroupBox| {
+        let boxes = results.iter().zip(&all.results).map(|(extent, of_box)| extent.div_ceil(*of_box) as u64);
+        let of_box = all.pixels() + u64::from(kernel.taps) * TAP_OF_BOX + ELSE_OF_BOX;
+        boxes.fold(of_box, u64::saturating_mul)
+    };
+    let room = u64::from(shared.saturating_sub(grouped::STATIC));
+    boxes.filter(|all| kernel.bytes(all.pixels()).1 <= room).min_by_key(time)
+}
+
+/// Blocks of a slice of channels that go over `boxes`, where there are so many slices and a block has `bytes` of shared memory.
+pub(super) fn group_blocks(
+    target: Target,
+    kernel: &Grouped,
+    boxes: usize,
+    slices: usize,
+    bytes: u64,
+) -> usize {
+    let limits = DeviceLimits::of(target);
+    let at_once = u64::from(limits.shared_per_multiprocessor) / (bytes + u64::from(grouped::STATIC));
+    let at_once = at_once.clamp(1, kernel.blocks().into()) as usize;
+    let most = (limits.multiprocessors as usize * at_once / slices).max(1);
+    // Each as many boxes as the others, or one less.
+    boxes.div_ceil(boxes.div_ceil(most))
 }

@@ -31,6 +31,11 @@ const FUNCTION: (&str, &str) =
     ("self.epilogue.activation.@eq(first)", "gradients are stored without a function");
 
 const SURVIVORS: &[Survivor] = &[
+    Survivor::equivalent(
+        "_grouped_bf16_",
+        "bring(&self.corner(next), write)); k.@commit_copies()",
+        "blocks have one box each, other than those of f16",
+    ),
     Survivor::missed("_wgp_", "@publish_mbarriers()", FENCE_OF_COPIES),
     Survivor::equivalent("_apart", ".@ge(self.p.channels)", "a product has one tap"),
     Survivor::equivalent(
@@ -181,6 +186,40 @@ fn copied(depth: Axis) {
 fn defects_of_copied_images_are_noticed() {
     copied(Axis::ONE);
     copied(Axis::new(2, 2).with(1, 1, 1));
+}
+
+/// Groups that are read from halos: slices, images, rows and columns that end within a box, boxes of several images, and strides.
+fn in_halos(convs: &[Conv]) {
+    check(convs, None, |name| !name.contains("_grouped_"));
+}
+
+#[test]
+fn defects_of_groups_are_noticed() {
+    in_halos(&[
+        conv(DType::BF16, [3, 24, 24], 3, square(8, 3, 1, 1), LAST),
+        conv(
+            DType::BF16,
+            [1, 16, 16],
+            2,
+            [Axis::ONE, Axis::new(15, 3).with(1, 1, 1), Axis::new(17, 3)],
+            LAST,
+        ),
+    ]);
+}
+
+#[test]
+#[ignore = "nightly: mutation-products"]
+fn defects_of_groups_of_every_size_are_noticed() {
+    let strided = [Axis::ONE, Axis::new(13, 3).with(2, 1, 1), Axis::new(21, 3).with(2, 1, 1)];
+    for (channels, groups) in [(24, 6), (24, 3), (80, 5), (96, 3)] {
+        in_halos(&[
+            conv(DType::BF16, [3, channels, channels], groups, square(8, 3, 1, 1), LAST),
+            conv(DType::BF16, [1, channels, channels], groups, square(19, 3, 1, 1), LAST),
+            conv(DType::BF16, [2, channels, channels], groups, strided, LAST),
+        ]);
+    }
+    // More boxes than there are blocks.
+    in_halos(&[conv(DType::F16, [1, 16, 16], 2, square(226, 1, 1, 0), LAST)]);
 }
 
 #[test]

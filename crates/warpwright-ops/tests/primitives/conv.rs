@@ -102,6 +102,43 @@ fn products_are_on_tensor_cores_wherever_copies_reach() {
     }
 }
 
+/// Groups whose halos have kernels, by what is known before a launch.
+#[test]
+fn groups_are_read_from_halos_where_there_are_kernels() {
+    let of = |conv: Conv, target: u32| {
+        let backward = ConvBackwardDesc { conv, dx: true, dweight: true, dbias: false };
+        let target = Target::sm(target);
+        let forward = kernels(&ConvDesc::new(conv).plan(target).expect("plan"));
+        let backward = kernels(&backward.plan(target).expect("plan"));
+        let all = [forward, backward].concat().into_iter().filter(|name| name.contains("_grouped_"));
+        all.map(|name| name.split('_').nth(3).unwrap_or_default().to_owned()).collect::<Vec<_>>()
+    };
+    let conv = |groups, kernel| Conv { groups, ..square(DType::BF16, [4, 64, 64], 28, kernel) };
+    let all = ["forward", "dx", "dweight"];
+    for groups in [2, 4, 8, 16] {
+        for target in [80, 86, 90, 120] {
+            assert_eq!(of(conv(groups, 3), target), all, "{groups} groups, sm_{target}");
+        }
+        let f16 = Conv { dtype: DType::F16, ..conv(groups, 3) };
+        assert_eq!(of(f16, 75), [""; 0], "{groups} groups");
+    }
+    let first = Conv { layout: Layout::ChannelsFirst, weight_layout: Layout::ChannelsFirst, ..conv(8, 3) };
+    assert_eq!(of(first, 90), all);
+    // Phases of strides, registers for the weight, and groups of two sizes are for tiles.
+    let strided = conv(8, 3).axes.map(|axis| Axis { stride: if axis.kernel > 1 { 2 } else { 1 }, ..axis });
+    assert_eq!(of(Conv { axes: strided, ..conv(8, 3) }, 90), ["forward", "dweight"]);
+    assert_eq!(of(conv(8, 7), 90), ["dweight"]);
+    assert_eq!(of(conv(2, 5), 90), [""; 0]);
+    assert_eq!(of(Conv { filters: 128, ..conv(8, 3) }, 90), [""; 0]);
+    assert_eq!(of(Conv { dtype: DType::F32, ..conv(8, 3) }, 90), [""; 0]);
+    // A halo that no block has room for.
+    let far = conv(8, 3).axes.map(|axis| match axis.kernel {
+        3 => Axis::new(2000, 3).with(1, 700, 700),
+        _ => axis,
+    });
+    assert_eq!(of(Conv { axes: far, ..conv(8, 3) }, 90), [""; 0]);
+}
+
 #[test]
 fn precisions_that_there_are_not_are_refused() {
     let rounded = |dtype| Conv { precision: Precision::Tf32, ..square(dtype, [2, 16, 16], 9, 3) };

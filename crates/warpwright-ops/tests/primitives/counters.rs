@@ -81,8 +81,10 @@ const ROW: usize = 4096;
 /// channels, which lie one after the other, for a few elements of each, and steps of a scan the parameters of such channels. The time steps of neighbouring heads lie beside each other, and a
 /// state goes from and to the accumulators of tensor cores in 16 bytes of eight rows. The seed of dropout has 64 bits and is the same for all lanes,
 /// which counts once for each half of a warp, and so do the numbers of an optimizer's step. Lanes that rotate two groups of heads of a token read the same row of a table, and all that append a head to a cache of 8-bit floats its scale. Indices are
-/// sorted by a binary search and by scattering them. A search for the largest elements reads them once more where they are, and their gradients go there. Lanes that decode 4-bit weights read the scales of eight rows, of a few bytes each.
-const GATHERS: [&str; 50] = [
+/// sorted by a binary search and by scattering them. Lanes read the weight of their group's filters as products take it. A search for the largest elements reads them once more where they are, and their gradients go there. Lanes that decode 4-bit weights read the scales of eight rows, of a few bytes each.
+const GATHERS: [&str; 52] = [
+    "conv of groups forward",
+    "conv of groups backward",
     "gather_rows forward",
     "scatter_rows forward",
     "topk forward",
@@ -291,6 +293,10 @@ fn every_primitive() -> Vec<(String, Counters)> {
     add(forward.op(), "forward", count(&forward));
     let backward = ConvBackwardDesc { conv, dx: true, dweight: true, dbias: true };
     add(forward.op(), "backward", count(&backward.plan(TARGET).expect("plan")));
+    let conv = Conv { groups: 8, ..Conv::new(DType::BF16, [2, 64, 64], axis, axis) };
+    add("conv of groups", "forward", count(&ConvDesc::new(conv).plan(TARGET).expect("plan")));
+    let backward = ConvBackwardDesc { conv, dx: true, dweight: true, dbias: false };
+    add("conv of groups", "backward", count(&backward.plan(TARGET).expect("plan")));
     elementwise(&mut add);
     pooling(&mut add);
     reductions(&mut add);
@@ -741,9 +747,9 @@ fn line(name: &str, c: &Counters) -> String {
 fn counters_are_as_recorded_and_traffic_is_dense() {
     let all = every_primitive();
     // Attention of few queries is another kernel, and so are gradients in one sweep and the tiles that copies turn; heads of 80 elements have
-    // two more, masks of tiles one in each direction, and caches of 8-bit floats one to read and one to append to. Sums go along rows, columns and tiles, and
+    // two more, groups of a convolution and masks of tiles one in each direction, and caches of 8-bit floats one to read and one to append to. Sums go along rows, columns and tiles, and
     // parts of rows are searched in two passes.
-    assert_eq!(all.len(), catalogue().len() + 6 + 8 + 3, "every primitive of the catalogue is counted");
+    assert_eq!(all.len(), catalogue().len() + 6 + 8 + 3 + 2, "every primitive of the catalogue is counted");
     for (name, c) in &all {
         let (sectors, ideal) = (c.global_sectors(), c.ideal_global_sectors());
         let dense = 50 * (sectors - ideal) <= ideal;

@@ -2,6 +2,7 @@
 
 mod depthwise;
 mod gather;
+mod grouped;
 mod implicit;
 mod pointwise;
 mod prepare;
@@ -152,6 +153,9 @@ impl<'a> Planner<'a> {
         }
         if let Some(kernel) = self.depthwise_kernel(pass, epilogue.1) {
             return self.depthwise(&kernel, &tensors, &epilogue.0);
+        }
+        if let Some(grouped) = self.grouped_kernel(pass, epilogue.1) {
+            return self.grouped(&grouped, &tensors, &epilogue);
         }
         // Where copies are narrow images are padded first.
         let tiles = self.has_tiles(pass);

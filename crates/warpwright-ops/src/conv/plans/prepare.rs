@@ -79,7 +79,9 @@ impl Planner<'_> {
         let copies = inner.has_copies(pass);
         let strips = inner.depthwise_kernel(pass, epilogue.1);
         let tiles = inner.has_tiles(pass);
-        if !copies && !tiles && (strips.is_none() || conv.layout == Layout::ChannelsLast) {
+        let grouped = inner.grouped_kernel(pass, epilogue.1);
+        if !copies && !tiles && grouped.is_none() && (strips.is_none() || conv.layout == Layout::ChannelsLast)
+        {
             return Ok(None);
         }
         (inner.base, inner.scratch) = (self.base, self.scratch);
@@ -159,7 +161,10 @@ impl Planner<'_> {
         steps.extend(match strips {
             Some(kernel) if !copies => inner.depthwise(&kernel, &tensors, &epilogue.0)?,
             _ if copies => inner.implicit(pass, &tensors, epilogue)?,
-            _ => inner.tiled(pass, &tensors, epilogue)?,
+            _ => match grouped {
+                Some(grouped) => inner.grouped(&grouped, &tensors, epilogue)?,
+                None => inner.tiled(pass, &tensors, epilogue)?,
+            },
         });
         steps.extend(last);
         self.scratch = self.scratch.max(inner.scratch);
