@@ -134,12 +134,20 @@ impl Cold {
     /// # Errors
     /// If a launch fails.
     pub fn time<O: Operation>(&self, product: &Ready<O>) -> Result<f64, Error> {
+        self.time_of(|stream| product.launch(stream))
+    }
+
+    /// The same of what `launch` enqueues.
+    ///
+    /// # Errors
+    /// If a launch fails.
+    pub fn time_of(&self, launch: impl Fn(&Stream) -> Result<(), Error>) -> Result<f64, Error> {
         let stream = &self.stream;
         let mut all = Vec::new();
         for _ in 0..SAMPLES {
             self.flush.launch(stream)?;
             let start = stream.record()?;
-            product.launch(stream)?;
+            launch(stream)?;
             let end = stream.record()?;
             stream.synchronize()?;
             all.extend(start.elapsed_us(&end)?);

@@ -218,7 +218,44 @@ pub(crate) fn matmul<'py>(
             Some(_) if in_place => Addend::Result,
             Some(c) => Addend::Tensor(c),
         };
-        Ok(plan.launch(stream, GemmArgs { a, b, c, bias, y, workspace })?)
+        Ok(plan.launch(stream, GemmArgs { a, b, c, bias, y, dbias: None, workspace })?)
     })?;
     Ok(present(y))
+}
+
+/// The gradients of the weight and the bias of a linear layer, `y = x weight.T + bias`: `dy.T x`, and the sums of the columns of dy.
+///
+/// x: [rows, k], what the layer took; dy: [rows, n], the gradient of what it gave; float32, float64, float16 or bfloat16, of one dtype.
+/// The results are dweight [n, k] and dbias [n] of their dtype. float16 and bfloat16 are summed in float32; on sm_90 large products read dy
+/// once for both.
+#[pyfunction]
+#[pyo3(signature = (x, dy, *, stream=None))]
+pub(crate) fn linear_weight_backward<'py>(
+    x: &Object<'py>,
+    dy: &Object<'py>,
+    stream: Maybe<'_, 'py>,
+) -> PyResult<(Object<'py>, Object<'py>)> {
+    static PLANS: PlanCache<GemmDesc> = PlanCache::new();
+    let (call, x) = Call::new("linear_weight_backward", ("x", x), stream)?;
+    let [rows, k] = x.extents()?;
+    let (x, right) = matrices(&call, x)?;
+    let dy = call.read(("dy", dy))?;
+    dy.expect_dtype(x.dtype)?;
+    let [of_dy, n] = dy.extents()?;
+    if of_dy != rows {
+        dy.expect_shape(&[rows, n])?;
+    }
+    let dy = call.row_major(dy)?;
+    let product = GemmDesc::new(x.dtype, [n, k, rows], true, right.transposed);
+    let desc = GemmDesc { ldb: right.leading, bias_gradient: true, ..product };
+    let plan = call.plan(&PLANS, &desc)?;
+    let output = |name, shape: &[usize]| call.output((name, None), &x, Form::RowMajor(x.dtype, shape));
+    let outputs =
+        [Some(output("dweight", &[n, k])?), Some(output("dbias", &[n])?), call.workspace(&plan, &x)?];
+    let [dweight, dbias, _] =
+        call.run_some([Some(&dy), Some(&x)], outputs, move |stream, [a, b], [y, dbias, workspace]| {
+            let (a, b, c, y) = (present(a), present(b), Addend::Absent, present(y));
+            Ok(plan.launch(stream, GemmArgs { a, b, c, bias: None, y, dbias, workspace })?)
+        })?;
+    Ok((present(dweight), present(dbias)))
 }

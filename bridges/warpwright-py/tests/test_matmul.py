@@ -97,6 +97,25 @@ def test_rounded_factors(random):
     assert distance(ww.matmul(a, b, precision="full"), expected) < BUDGETS["float32"]
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+@pytest.mark.parametrize(("rows", "n", "k"), [(40, 24, 16), (37, 5, 9), (0, 3, 4), (3, 4, 0)])
+def test_gradients_of_a_weight_and_a_bias(random, dtype, rows, n, k):
+    x, dy = (random.standard_normal(s).astype(dtype) for s in ((rows, k), (rows, n)))
+    wide, exact = x.astype(np.float64), dy.astype(np.float64)
+    for given in (x, x.T.copy().T, np.repeat(x, 2, 1)[:, ::2]):
+        dweight, dbias = ww.linear_weight_backward(given, dy[::-1][::-1])
+        assert (dweight.shape, dbias.shape, dweight.dtype, dbias.dtype) == ((n, k), (n,), x.dtype, x.dtype)
+        if rows == 0:
+            assert not dweight.any() and not dbias.any()
+            continue
+        assert distance(dbias, exact.sum(0)) < 2 * BUDGETS[dtype]
+        assert k == 0 or distance(dweight, exact.T @ wide) < 2 * BUDGETS[dtype]
+    with pytest.raises(ww.ShapeError):
+        ww.linear_weight_backward(x, dy[1:] if rows else np.ones((1, n), dtype))
+    with pytest.raises(ww.DtypeError):
+        ww.linear_weight_backward(x, dy.astype(np.float32 if dtype != "float32" else np.float64))
+
+
 def test_nothing_to_add():
     assert ww.matmul(np.ones((0, 3)), np.ones((3, 2))).shape == (0, 2)
     assert np.array_equal(ww.matmul(np.ones((2, 0)), np.ones((0, 3))), np.zeros((2, 3)))

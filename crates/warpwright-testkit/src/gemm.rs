@@ -37,7 +37,7 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
             let letter = |transposed| if transposed { 't' } else { 'n' };
             let (a, b) = (letter(d.transpose_a), letter(d.transpose_b));
             let input = format!(
-                "{a}{b}, {} matrices, alpha {:?}, beta {:?}, bias {}, {activation}, ld {} {} {}{}{}",
+                "{a}{b}, {} matrices, alpha {:?}, beta {:?}, bias {}, {activation}, ld {} {} {}{}{}{}",
                 d.batch,
                 d.alpha,
                 d.beta,
@@ -46,7 +46,8 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
                 d.ldb,
                 d.ldy,
                 if subject.special { ", special" } else { "" },
-                if d.precision == Precision::Tf32 { ", tf32" } else { "" }
+                if d.precision == Precision::Tf32 { ", tf32" } else { "" },
+                if d.bias_gradient { ", dbias" } else { "" }
             );
             out.push(Case {
                 op: "gemm",
@@ -116,6 +117,16 @@ fn situations(dtype: DType, scope: Scope) -> Vec<GemmSubject> {
         gap.desc.ldy = 48;
         all.push(gap);
     }
+    // Sums of rows beside the product: of parts that blocks share, of nothing, and beside nothing.
+    let summed = |subject: GemmSubject| {
+        let desc = GemmDesc { bias_gradient: true, ..subject.desc };
+        GemmSubject { desc, ..subject }
+    };
+    for sizes in [[40, 24, 56], [33, 65, 37], [72, 24, 1032], [4, 6, 0], [5, 0, 3], [0, 5, 3]] {
+        all.push(summed(plain(sizes, true, false)));
+    }
+    all.push(summed(GemmSubject { special: true, ..full([20, 40, 24], 1, (0.5, 1.0), true, None, 0) }));
+    all.push(summed(GemmSubject { lead: 1, ..plain([24, 40, 64], true, true) }));
     // The common dimension shared by blocks.
     all.push(full([16, 48, 1100], 2, (0.5, 1.0), true, Some(Activation::GeluTanh), 8));
     // The kernels of sm_90a, of double precision and those that turn their operands, whose tiles are larger than what would be given to
@@ -175,6 +186,20 @@ fn situations(dtype: DType, scope: Scope) -> Vec<GemmSubject> {
             (along.desc.stride_a, along.desc.stride_b) = (72 * 140, 72 * 131);
             (along.desc.ldy, along.desc.stride_y) = (133, 140 * 133);
             with(along);
+        }
+        if let (Config::Persistent(layout), 2) = (config, dtype.bytes()) {
+            let (rows, cols) = (layout.rows as usize, layout.cols as usize);
+            // As many tiles along the columns as share the rows in each way, in the last of which there are some of them; more tiles than blocks.
+            with(summed(plain([rows + 16, 40, round + 88], true, false)));
+            with(summed(plain([rows - 8, 2 * cols + 8, 136], true, true)));
+            with(summed(GemmSubject {
+                special: true,
+                ..full([2 * rows, 3 * cols, 72], 1, (0.5, 1.0), true, None, 0)
+            }));
+            with(summed(plain([72, 33 * cols, 8], true, false)));
+            with(summed(plain([135 * rows, 13, 24], true, false)));
+            // Packed before, and results that begin anywhere.
+            with(summed(plain([rows + 3, 37, 61], true, true)));
         }
     }
     // Clusters, which no plan has: neighbours share `b`, and the last of an odd number of tiles has nothing to do.
@@ -264,6 +289,8 @@ impl Subject for GemmSubject {
         } else {
             bench.output("y", dtype, len(4), self.lead)?
         };
+        let rows = if desc.bias_gradient { desc.m } else { 0 };
+        let mut dbias = bench.output("dbias", dtype, rows, self.lead)?;
         let mut workspace = bench.workspace(&plan)?;
         bench.launch(|stream| {
             let args = GemmArgs {
@@ -276,6 +303,7 @@ impl Subject for GemmSubject {
                 },
                 bias: if has_bias { Some(bias.view()?) } else { None },
                 y: y.view_mut()?,
+                dbias: if desc.bias_gradient { Some(dbias.view_mut()?) } else { None },
                 workspace: view_mut(&mut workspace)?,
             };
             Ok(plan.launch(stream, args)?)
@@ -307,6 +335,12 @@ impl Subject for GemmSubject {
         if let Some(at) = damaged {
             return Err(CaseError::Damage { tensor: "y", offset: (at * dtype.bytes()) as i64 });
         }
-        Ok(crate::measure::compare(dtype, &of_rows, &expected, Bench::poison(dtype)))
+        let compared = crate::measure::compare(dtype, &of_rows, &expected, Bench::poison(dtype));
+        if !desc.bias_gradient {
+            return Ok(compared);
+        }
+        let sums: Vec<_> = (0..desc.m).map(|row| reference::row_sum(desc, &a_values, row)).collect();
+        let got = bench.read(&dbias)?;
+        Ok(compared.merge(crate::measure::compare(dtype, &got, &Expected::all(&sums), Bench::poison(dtype))))
     }
 }

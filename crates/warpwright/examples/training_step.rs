@@ -50,7 +50,7 @@ impl Product {
         y: TensorMut<'_>,
     ) -> Result<(), Error> {
         let workspace = self.workspace.as_mut().map(Tensor::as_mut);
-        Ok(self.plan.launch(stream, GemmArgs { a, b, c, bias: None, y, workspace })?)
+        Ok(self.plan.launch(stream, GemmArgs { a, b, c, bias: None, y, dbias: None, workspace })?)
     }
 }
 

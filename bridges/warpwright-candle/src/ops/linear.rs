@@ -49,9 +49,14 @@ pub fn linear(xs: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Ten
         let dy = call.row_major(("dy", dy))?;
         let [of_x, of_weight, of_bias] = wanted;
         let dx = of_x.then(|| product(&call, [&dy, &w], None, ([rows, k, n], [false, false]), &x.shape));
-        let dweight =
-            of_weight.then(|| product(&call, [&dy, &x], None, ([n, k, rows], [true, false]), &[n, k]));
-        let dbias = of_bias.then(|| columns(&call, dy.clone().in_shape(&[rows, n])));
+        let together = (of_weight && of_bias).then(|| weight_and_bias(&call, [&dy, &x], [n, k, rows])).transpose()?;
+        let (dweight, dbias) = match together {
+            Some((dweight, dbias)) => (Some(Ok(dweight)), Some(Ok(dbias))),
+            None => (
+                of_weight.then(|| product(&call, [&dy, &x], None, ([n, k, rows], [true, false]), &[n, k])),
+                of_bias.then(|| columns(&call, dy.clone().in_shape(&[rows, n]))),
+            ),
+        };
         let tensor = |made: Option<Result<Made>>| made.map(|made| made?.into_tensor()).transpose();
         Ok(vec![tensor(dx)?, tensor(dweight)?, tensor(dbias)?])
     })
@@ -71,9 +76,23 @@ fn product(
     let outputs = [Some(Spec::new(a.dtype, result)), call.workspace(&plan)];
     let [y, _] = call.run([Some(a), Some(b), bias], outputs, |stream, [a, b, bias], [y, workspace]| {
         let (a, b, c, y) = (present(a), present(b), Addend::Absent, present(y));
-        Ok(plan.launch(stream, GemmArgs { a, b, c, bias, y, workspace })?)
+        Ok(plan.launch(stream, GemmArgs { a, b, c, bias, y, dbias: None, workspace })?)
     })?;
     Ok(present(y))
+}
+
+/// The gradients of the weight, `[n, k]`, and of the bias, `[n]`, from `dy` and `x`.
+fn weight_and_bias(call: &Call, [dy, x]: [&Array; 2], [n, k, rows]: [usize; 3]) -> Result<(Made, Made)> {
+    static PLANS: PlanCache<GemmDesc> = PlanCache::new();
+    let desc = GemmDesc { bias_gradient: true, ..GemmDesc::new(dy.dtype, [n, k, rows], true, false) };
+    let plan = call.plan(&PLANS, &desc)?;
+    let outputs = [Some(Spec::new(dy.dtype, &[n, k])), Some(Spec::new(dy.dtype, &[n])), call.workspace(&plan)];
+    let [dweight, dbias, _] =
+        call.run([Some(dy), Some(x)], outputs, |stream, [a, b], [y, dbias, workspace]| {
+            let (a, b, c, y) = (present(a), present(b), Addend::Absent, present(y));
+            Ok(plan.launch(stream, GemmArgs { a, b, c, bias: None, y, dbias, workspace })?)
+        })?;
+    Ok((present(dweight), present(dbias)))
 }
 
 /// The sums of the columns of `[rows, n]`.

@@ -189,6 +189,8 @@ op_options! {
     beta: f64 = "X", ["beta=1"];
     /// A bias is added: of a product to every row, of attention to the scores
     bias: bool, ["bias"];
+    /// The sums of the rows of the left factor of a product are stored, too
+    bias_gradient: bool, ["bias_gradient"];
     /// The function of a product
     activation: Activation = "OP", ["activation=gelu_tanh"];
     /// Sums of products of 8-bit floats stay in the tensor cores

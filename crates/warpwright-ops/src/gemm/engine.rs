@@ -7,6 +7,8 @@
 //! Kernels differ in what becomes of the sums, which is their [`Epilogue`], and in what slices are of: of matrices, or of what a [`Loader`]
 //! takes for them.
 
+mod row_sums;
+
 use std::rc::Rc;
 
 use warpwright_dsl::prelude::*;
@@ -24,6 +26,8 @@ use super::rows::{scatter_rows, scattered_rows, store_rows};
 use super::tuning::PersistentConfig;
 use crate::PlanError;
 use crate::plan;
+
+pub(crate) use row_sums::{RowSums, pieces};
 
 kernel_args! {
     /// Which tiles there are, and in which order blocks take them.
@@ -207,6 +211,9 @@ pub(crate) trait Loader<'k> {
         None
     }
 }
+
+/// Groups whose products these are, what brings the slices, and where sums of rows go: what not all products have.
+type Parts<'k> = (Option<(Grouping, GroupParams<'k>)>, Option<Rc<dyn Loader<'k> + 'k>>, Option<RowSums<'k>>);
 
 /// The arguments, tiles and pipeline of a block, the same for all of its threads.
 struct Context<'k> {
@@ -665,7 +672,18 @@ impl Blocks {
         groups: Option<(Grouping, GroupParams<'k>)>,
         epilogue: &E,
     ) {
-        self.record_from(k, p, groups, None, epilogue);
+        self.record_from(k, p, (groups, None, None), epilogue);
+    }
+
+    /// The same of matrices, and of the sums of the rows of `op(a)`.
+    pub(crate) fn record_summing<'k, E: Epilogue<'k>>(
+        &self,
+        k: K<'k>,
+        p: WorkParams<'k>,
+        sums: RowSums<'k>,
+        epilogue: &E,
+    ) {
+        self.record_from(k, p, (None, None, Some(sums)), epilogue);
     }
 
     /// The same of what `loader` brings, to blocks without clusters.
@@ -676,15 +694,14 @@ impl Blocks {
         loader: impl Loader<'k> + 'k,
         epilogue: &E,
     ) {
-        self.record_from(k, p, None, Some(Rc::new(loader)), epilogue);
+        self.record_from(k, p, (None, Some(Rc::new(loader)), None), epilogue);
     }
 
     fn record_from<'k, E: Epilogue<'k>>(
         &self,
         k: K<'k>,
         p: WorkParams<'k>,
-        groups: Option<(Grouping, GroupParams<'k>)>,
-        loader: Option<Rc<dyn Loader<'k> + 'k>>,
+        (groups, loader, sums): Parts<'k>,
         epilogue: &E,
     ) {
         let (a, b) = self.slices;
@@ -693,7 +710,7 @@ impl Blocks {
         let pipeline = k.mbarrier_pipeline(self.config.stages);
         let cx = Context { k, p, groups, loader, a, b, slices, panels, pipeline };
         k.if_(k.thread_idx().eq(0), || {
-            pipeline.init_in_cluster(k, self.groups() * (GROUP / WARP));
+            pipeline.init_in_cluster(k, self.groups() * (GROUP / WARP) + u32::from(sums.is_some()));
             k.publish_mbarriers();
         });
         let meet = || if self.config.cluster > 1 { k.cluster_barrier() } else { k.barrier() };
@@ -705,6 +722,9 @@ impl Blocks {
             || {
                 k.release_registers(fewer);
                 k.if_(k.thread_idx().eq(multiplying), || self.produce(&cx));
+                if let Some(sums) = sums {
+                    k.if_(self.sums_rows(k), || self.sum_rows(&cx, sums));
+                }
             },
             || {
                 k.claim_registers(more);

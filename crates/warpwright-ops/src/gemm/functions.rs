@@ -5,6 +5,7 @@ use warpwright_runtime::{Stream, Tensor};
 use super::{Addend, GemmArgs, GemmDesc};
 use crate::activation::Activation;
 use crate::plan::PlanCache;
+use crate::tensors::written;
 use crate::{Error, PlanError};
 
 /// How [`matmul`] reads its operands, and the epilogue of the product; the default is neither transposes nor an epilogue.
@@ -30,6 +31,13 @@ fn matrices(name: &'static str, x: &Tensor) -> Result<(usize, [usize; 2]), PlanE
         return Err(refuse(name, x.shape(), "of at least two dimensions"));
     };
     Ok((before.iter().fold(1, |n: usize, d| n.saturating_mul(*d)), [rows, cols]))
+}
+
+/// How many rows there are of the last dimension, and its extent.
+fn rows_of(name: &'static str, x: &Tensor) -> Result<(usize, usize), PlanError> {
+    let (&cols, before) =
+        x.shape().split_last().ok_or_else(|| refuse(name, x.shape(), "of at least one dimension"))?;
+    Ok((before.iter().fold(1, |n: usize, d| n.saturating_mul(*d)), cols))
 }
 
 /// `y = activation(a b + bias)` of the last two dimensions, as `torch.matmul` for equal batches; see the [module](crate::gemm).
@@ -89,8 +97,111 @@ pub fn matmul(stream: &Stream, a: &Tensor, b: &Tensor, options: MatmulOptions<'_
             c: Addend::Absent,
             bias: bias.map(Tensor::as_ref),
             y: y.as_mut(),
+            dbias: None,
             workspace: workspace.as_mut().map(Tensor::as_mut),
         },
     )?;
     Ok(y)
+}
+
+/// The gradients of a linear layer, [`linear_backward`].
+#[derive(Debug)]
+pub struct LinearGradients {
+    /// Of `x`, like `x`.
+    pub dx: Tensor,
+    /// Of the weight, `[out_features, in_features]`.
+    pub dweight: Tensor,
+    /// Of the bias, `[out_features]`, if there is one.
+    pub dbias: Option<Tensor>,
+}
+
+/// The gradients of `y = x weight^T + bias`, as `torch.nn.functional.linear`, from the gradient `dy` of `y`; without those of a bias unless
+/// `bias` says that there is one.
+///
+/// `x` is `[.., in_features]`, `dy` `[.., out_features]` and `weight` `[out_features, in_features]`, of f32, f64, f16 or bf16.
+///
+/// ```
+/// # fn main() -> Result<(), warpwright::Error> {
+/// use warpwright::{Device, Tensor, matmul};
+///
+/// let device = Device::best();
+/// let stream = device.stream()?;
+/// let x = Tensor::from_slice(&device, &[1.0f32, 2.0, 3.0, 4.0], &[2, 2])?;
+/// let weight = Tensor::from_slice(&device, &[5.0f32, 6.0], &[1, 2])?;
+/// let dy = Tensor::from_slice(&device, &[1.0f32, 10.0], &[2, 1])?;
+/// let found = matmul::linear_backward(&stream, &x, &weight, &dy, true)?;
+/// assert_eq!(found.dx.to_vec_on::<f32>(&stream)?, [5.0, 6.0, 50.0, 60.0]);
+/// assert_eq!(found.dweight.to_vec_on::<f32>(&stream)?, [31.0, 42.0]);
+/// assert_eq!(found.dbias.expect("a bias").to_vec_on::<f32>(&stream)?, [11.0]);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// As [`matmul`].
+pub fn linear_backward(
+    stream: &Stream,
+    x: &Tensor,
+    weight: &Tensor,
+    dy: &Tensor,
+    bias: bool,
+) -> Result<LinearGradients, Error> {
+    let dx = matmul(stream, dy, weight, MatmulOptions::default())?;
+    let (dweight, dbias) = linear_weight_backward(stream, x, dy, bias)?;
+    Ok(LinearGradients { dx, dweight, dbias })
+}
+
+/// The part of [`linear_backward`] that is of the layer: the gradient of its weight, and, if `bias` says that there is one, that of its bias,
+/// which comes with the other where [`bias_gradient`](GemmDesc::bias_gradient) does.
+///
+/// `x` is `[.., in_features]` and `dy` `[.., out_features]`, of f32, f64, f16 or bf16; the gradients are `[out_features, in_features]` and
+/// `[out_features]`.
+///
+/// ```
+/// # fn main() -> Result<(), warpwright::Error> {
+/// use warpwright::{Device, Tensor, matmul};
+///
+/// let device = Device::best();
+/// let stream = device.stream()?;
+/// let x = Tensor::from_slice(&device, &[1.0f32, 2.0, 3.0, 4.0], &[2, 2])?;
+/// let dy = Tensor::from_slice(&device, &[1.0f32, 10.0], &[2, 1])?;
+/// let (dweight, dbias) = matmul::linear_weight_backward(&stream, &x, &dy, true)?;
+/// assert_eq!(dweight.to_vec_on::<f32>(&stream)?, [31.0, 42.0]);
+/// assert_eq!(dbias.expect("a bias").to_vec_on::<f32>(&stream)?, [11.0]);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// [`Error::Plan`] if the rows are not as many or the element type is none of those. [`Error::Runtime`] if the types do not fit, or memory
+/// runs out.
+pub fn linear_weight_backward(
+    stream: &Stream,
+    x: &Tensor,
+    dy: &Tensor,
+    bias: bool,
+) -> Result<(Tensor, Option<Tensor>), Error> {
+    static PLANS: PlanCache<GemmDesc> = PlanCache::new();
+    let ((rows, n), (rows_of_x, k)) = (rows_of("dy", dy)?, rows_of("x", x)?);
+    if rows != rows_of_x {
+        return Err(refuse("x", x.shape(), "of the rows of dy").into());
+    }
+    let desc = GemmDesc { bias_gradient: bias, ..GemmDesc::new(dy.dtype(), [n, k, rows], true, false) };
+    let plan = PLANS.get(&desc, stream.device().target())?;
+    let mut dweight = Tensor::empty_on(stream, dy.dtype(), &[n, k])?;
+    let mut dbias = bias.then(|| Tensor::empty_on(stream, dy.dtype(), &[n])).transpose()?;
+    let mut workspace = plan.workspace(stream)?;
+    plan.launch(
+        stream,
+        GemmArgs {
+            a: dy.as_ref(),
+            b: x.as_ref(),
+            c: Addend::Absent,
+            bias: None,
+            y: dweight.as_mut(),
+            dbias: written(&mut dbias),
+            workspace: written(&mut workspace),
+        },
+    )?;
+    Ok((dweight, dbias))
 }

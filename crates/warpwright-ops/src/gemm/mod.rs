@@ -13,7 +13,9 @@
 //! run, and those of a row are the same whatever is in others. NaN and infinities spread as in arithmetic, except that with
 //! `beta = 0` no `c` is read.
 //!
-//! The gradients of a product are products: `da = alpha dy op(b)^T`, `db = alpha op(a)^T dy`.
+//! The gradients of a product are products: `da = alpha dy op(b)^T`, `db = alpha op(a)^T dy`. That of a bias, the sums of the columns of
+//! `dy`, comes with `db` where [`bias_gradient`](GemmDesc::bias_gradient) asks for it: on sm_90 a warp of the blocks of large products adds up
+//! the slices that are there to be multiplied; elsewhere another launch reads `dy` once more.
 
 pub(crate) mod engine;
 pub(crate) mod epilogue;
@@ -42,7 +44,9 @@ use warpwright_runtime::{LaunchStep, TensorRef};
 
 use crate::activation::Activation;
 use crate::catalogue::Direction;
-use crate::plan::{self, Operation, Plan, PlanParts, Real, Variant, embedded, small};
+use crate::plan::embedded::value_of;
+use crate::plan::{self, Operation, Plan, PlanParts, Real, Variant, small};
+use crate::reduce::{ReduceArgs, ReduceDesc, ReduceFunction};
 use crate::tensors::tensors;
 use crate::{Binding, PlanError};
 
@@ -147,6 +151,10 @@ pub struct GemmDesc {
     pub activation: Option<Activation>,
     /// How exact products are; [`Precision::Tf32`] is for `f32`.
     pub precision: Precision,
+    /// Whether there is a `dbias`: the sums of the rows of `op(a)`, without `alpha`. Where `a` is the gradient of what a linear layer gave
+    /// and `b` what it took, `y` is the gradient of its weight and `dbias` that of its bias. For one matrix `a` that is transposed and lies
+    /// without gaps.
+    pub bias_gradient: bool,
 }
 
 impl GemmDesc {
@@ -171,6 +179,7 @@ impl GemmDesc {
             bias: false,
             activation: None,
             precision: Precision::Full,
+            bias_gradient: false,
         }
     }
 
@@ -225,6 +234,8 @@ tensors! {
         bias: Option<In>,
         /// The result.
         y: Out,
+        /// The sums of the rows of `op(a)`, `m` elements.
+        dbias: Option<Out>,
         /// Scratch memory, if the plan needs some.
         workspace: Option<Out>,
     }
@@ -283,6 +294,11 @@ impl GemmDesc {
                 got,
                 "relu, gelu_erf, gelu_tanh, silu, sigmoid or tanh",
             ));
+        }
+        if self.bias_gradient && !(self.transpose_a && self.lda == self.m && self.batch == 1) {
+            let got =
+                format!("a transposed: {}, lda {}, {} matrices", self.transpose_a, self.lda, self.batch);
+            return Err(Self::parameter("bias_gradient", got, "one transposed a without gaps"));
         }
         let (a, b) = self.stored();
         let length = |name, leading, sides, stride| {
@@ -356,15 +372,22 @@ impl GemmDesc {
                 if let Some(packed) = self.packed(target, config, choose(false)?)? {
                     scratch = scratch.max(packed.scratch);
                     self.steps_packed(target, &packed, &mut steps)?;
+                    let sums = self.sums_of_rows(target, Some(packed.choice()), alignment, &mut steps)?;
+                    scratch = scratch.max(sums);
                     variants.push(Variant { alignment, steps });
                 }
                 continue;
             }
-            if let Some(whole) = whole {
-                let choice = if wide { whole } else { choose(false)? };
+            let choice = match whole {
+                Some(whole) if wide => Some(whole),
+                Some(_) => Some(choose(false)?),
+                None => None,
+            };
+            if let Some(choice) = choice {
                 scratch = scratch.max(self.scratch(choice)?);
                 self.steps(target, choice, Operands::GIVEN, &mut steps)?;
             }
+            scratch = scratch.max(self.sums_of_rows(target, choice, alignment, &mut steps)?);
             variants.push(Variant { alignment, steps });
         }
         let dtype = self.dtype;
@@ -375,11 +398,41 @@ impl GemmDesc {
             GemmArgs::c.holds(dtype, lengths.y).optional(self.beta.get() != 0.0),
             GemmArgs::bias.holds(dtype, self.n).optional(self.bias),
             GemmArgs::y.holds(dtype, lengths.y),
+            GemmArgs::dbias.holds(dtype, self.m).optional(self.bias_gradient),
             GemmArgs::workspace.scratch(sums, scratch),
         ]);
         let workspace_bytes = (scratch * sums.bytes()) as u64;
         let direction = Direction::Forward;
         Ok(Plan::new(PlanParts { op: OP, direction, target, tensors, variants, workspace_bytes }))
+    }
+
+    /// The launches of `dbias` behind those of the product by `choice`, which may give it itself, and the elements of the workspace, which
+    /// the product no longer needs.
+    fn sums_of_rows(
+        &self,
+        target: Target,
+        choice: Option<Choice>,
+        alignment: u64,
+        steps: &mut Vec<LaunchStep>,
+    ) -> Result<usize, PlanError> {
+        if !self.bias_gradient || choice.is_some_and(|choice| choice.config.persistent().is_some()) {
+            return Ok(0);
+        }
+        let desc = ReduceDesc {
+            function: ReduceFunction::Sum,
+            dtype: self.dtype,
+            y_dtype: self.dtype,
+            shape: vec![self.k, self.m],
+            dims: vec![0],
+        };
+        let plan = desc.plan(target)?;
+        let places = [
+            (value_of(&ReduceArgs::x.arg::<Elem>()), value_of(&GemmArgs::a.arg::<Elem>())),
+            (value_of(&ReduceArgs::y.arg::<Elem>()), value_of(&GemmArgs::dbias.arg::<Elem>())),
+            (value_of(&ReduceArgs::workspace.arg::<Elem>()), value_of(&GemmArgs::workspace.arg::<Elem>())),
+        ];
+        steps.extend(plan.embedded(alignment, &places));
+        Ok((plan.workspace_bytes() as usize).div_ceil(epilogue::sums_dtype(self.dtype).bytes()))
     }
 
     /// Whether every row and matrix of `a` and `b` begins at a multiple of 16 bytes if the first does.
@@ -516,7 +569,7 @@ impl GemmDesc {
         let choice = self.choose(target, wide && self.is_wide(), Sums::Parts(1))?;
         let flags = if adds { epilogue::HAS_C } else { 0 };
         let epilogue = EpilogueArgs { beta: 1.0, flags, ..EpilogueArgs::NONE };
-        let y = embedded::value_of(&y);
+        let y = value_of(&y);
         let c = if adds { In::from(y.clone()) } else { In::address(0) };
         let to = ResultArgs { c, bias: In::address(0), y: Out::from(y) };
         self.launch(target, choice, Product { a, b, to, count: 1, split: true, onto: true, epilogue })

@@ -195,6 +195,12 @@ pub(super) struct Packed {
     pub(super) scratch: usize,
 }
 
+impl Packed {
+    pub(super) const fn choice(&self) -> Choice {
+        self.choice
+    }
+}
+
 impl GemmDesc {
     /// The product of operands that are packed before, by the kernel of `config` or, if that takes less time than the one of `narrow`,
     /// which reads them as they are, by the fastest.

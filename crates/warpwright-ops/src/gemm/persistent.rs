@@ -4,10 +4,10 @@ use warpwright_dsl::prelude::*;
 use warpwright_dsl::{TensorMapArg, kernel_args};
 use warpwright_runtime::LaunchStep;
 
-use super::engine::{self, Blocks, Epilogue, Store, WorkArgs};
+use super::engine::{self, Blocks, Epilogue, RowSums, Store, WorkArgs};
 use super::epilogue::{Even, Program, ResultArgs, ResultParams};
 use super::tuning::PersistentConfig;
-use super::{GemmDesc, MAX_BOX_STRIDE, OP, Product};
+use super::{GemmArgs, GemmDesc, MAX_BOX_STRIDE, OP, Product};
 use crate::PlanError;
 use crate::plan::small;
 
@@ -33,6 +33,10 @@ impl PersistentGemm {
         let Self { dtype, a, b, config, store, .. } = *self;
         let part_of_b = config.part_of_b(dtype, b);
         Blocks { slices: config.tiles(dtype, a, b), part_of_b, y: dtype, config, store, planes: None }
+    }
+
+    fn finish<'k>(&self, PersistentParams { work, alpha, beta }: PersistentParams<'k>) -> Finish<'k> {
+        Finish { program: self.program, sizes: (work.m, work.n, work.ldy), factors: (alpha, beta) }
     }
 }
 
@@ -78,10 +82,35 @@ impl KernelDef for PersistentGemm {
     }
 
     fn build<'k>(&self, k: K<'k>, p: PersistentParams<'k>) {
-        let PersistentParams { work, alpha, beta } = p;
-        let finish =
-            Finish { program: self.program, sizes: (work.m, work.n, work.ldy), factors: (alpha, beta) };
-        self.blocks().record(k, work, None, &finish);
+        self.blocks().record(k, p.work, None, &self.finish(p));
+    }
+}
+
+kernel_args! {
+    /// The same, and `dbias`, the sums of the rows of `op(a)`.
+    pub(super) struct SummingArgs => SummingParams {
+        product: PersistentArgs,
+        dbias: Out<Elem>,
+        /// Pieces of rows that a tile adds up.
+        pieces: u32,
+    }
+}
+
+/// A product of matrices and the sums of the rows of its left factor, which is stored along them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SummingGemm(pub(super) PersistentGemm);
+
+impl KernelDef for SummingGemm {
+    type Args = SummingArgs;
+
+    fn spec(&self) -> KernelSpec {
+        let spec = self.0.spec();
+        KernelSpec { name: format!("{}_dbias", spec.name), ..spec }
+    }
+
+    fn build<'k>(&self, k: K<'k>, SummingParams { product, dbias, pieces }: SummingParams<'k>) {
+        let sums = RowSums { to: dbias, pieces };
+        self.0.blocks().record_summing(k, product.work, sums, &self.0.finish(product));
     }
 }
 
@@ -109,9 +138,13 @@ impl GemmDesc {
             self.boxes(&b, blocks.part_of_b, (self.n, self.ldb), (count, self.stride_b)),
         ];
         let (work, grid) = self.work(target, &blocks, maps, to, count)?;
-        let values =
-            PersistentArgs { work, alpha: self.alpha.get() as f32, beta: self.beta.get() as f32 }.values();
-        blocks.launch(OP, target, &kernel, grid, values)
+        let pieces = engine::pieces(config.rows, work.order.across);
+        let product = PersistentArgs { work, alpha: self.alpha.get() as f32, beta: self.beta.get() as f32 };
+        if self.bias_gradient {
+            let values = SummingArgs { product, dbias: GemmArgs::dbias.arg(), pieces }.values();
+            return blocks.launch(OP, target, &SummingGemm(kernel), grid, values);
+        }
+        blocks.launch(OP, target, &kernel, grid, product.values())
     }
 
     /// The work of persistent blocks on `count` products, and how many blocks there are.

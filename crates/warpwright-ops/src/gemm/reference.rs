@@ -48,3 +48,9 @@ pub fn element(
     }
     (desc.activation.map_or(sum, |f| activation::forward(f, sum)), scale)
 }
+
+/// The sum of row `row` of `op(a)`, of one matrix, and that of the magnitudes.
+pub fn row_sum(desc: &GemmDesc, a: &[f64], row: usize) -> Scaled {
+    let at = |d: usize| if desc.transpose_a { a[d * desc.lda + row] } else { a[row * desc.lda + d] };
+    (0..desc.k).map(at).fold((0.0, 0.0), |(sum, scale), x| (sum + x, scale + x.abs()))
+}

@@ -6,7 +6,7 @@ use warpwright_ptx::{DType, Target};
 use super::engine::Store;
 use super::epilogue::{self, Program};
 use super::kernel::Gemm;
-use super::persistent::PersistentGemm;
+use super::persistent::{PersistentGemm, SummingGemm};
 use super::tuning::{self, Config, PersistentConfig};
 use super::warpgroup::WarpgroupGemm;
 use super::{GemmDesc, Major, OP, f16x3, pack, split};
@@ -30,7 +30,9 @@ fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
     // Square matrices.
     let side = (asked.len / 3).isqrt().max(1);
     let of = |extent: Option<usize>| extent.unwrap_or(side);
-    let Transpose { a, b } = o.transpose().unwrap_or(Transpose { a: false, b: true });
+    let bias_gradient = o.bias_gradient().is_some();
+    let usual = Transpose { a: bias_gradient, b: !bias_gradient };
+    let Transpose { a, b } = o.transpose().unwrap_or(usual);
     let sizes = [of(o.m()), of(o.n()), of(o.k())];
     asked.plan(&GemmDesc {
         batch: o.batch().unwrap_or(1),
@@ -38,6 +40,7 @@ fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
         bias: o.bias().is_some(),
         activation: o.activation(),
         precision: asked.precision(),
+        bias_gradient,
         ..GemmDesc::new(asked.dtype, sizes, a, b)
     })
 }
@@ -109,8 +112,14 @@ fn persistent_kernels(
     config: PersistentConfig,
 ) -> Result<Vec<Kernel>, PlanError> {
     let target = Target::specific(target.sm);
-    let kernel = |(program, store)| {
-        plan::recorded(OP, &PersistentGemm { dtype, a, b, config, program, store }, target)
-    };
-    programs((a, b), config).into_iter().map(kernel).collect()
+    let def = |program, store| PersistentGemm { dtype, a, b, config, program, store };
+    let kernel = |(program, store)| plan::recorded(OP, &def(program, store), target);
+    let summing = |store| plan::recorded(OP, &SummingGemm(def(Program::default(), store)), target);
+    let mut kernels = programs((a, b), config).into_iter().map(kernel).collect::<Result<Vec<_>, _>>()?;
+    if a == Major::Mn {
+        for store in [Store::Panels, Store::Rows] {
+            kernels.push(summing(store)?);
+        }
+    }
+    Ok(kernels)
 }

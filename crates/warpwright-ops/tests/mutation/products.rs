@@ -266,6 +266,31 @@ fn persistent(dtype: DType, transposed: bool, cols: u32, cluster: u32) {
     }));
 }
 
+/// Only persistent kernels that add up rows beside the product, in small tiles: blocks with several tiles, rows that a tile shares with others in
+/// every way, and ends within tiles and slices.
+fn summing(dtype: DType, cols: u32, cluster: u32) {
+    let sweep = Sweep { skipped: |name| !name.contains("_dbias"), ..SWEEP };
+    let layout = PersistentConfig { rows: 128, cols, groups: 2, stages: 2, cluster, height: 2 };
+    let tiles = [1, 2, 5, 20].map(|across| (cols * across) as usize);
+    let mut shapes: Vec<_> = tiles.into_iter().map(|n| [72, n - 8, 200]).collect();
+    shapes.extend([[128 * 135, 72, 24], [136, 16, 330], [1, 1, 1], [65, 67, 1000]]);
+    let cases: Vec<usize> = (0..shapes.len()).collect();
+    sweep.check(&plans(&cases, |i| {
+        let [m, n, k] = shapes[i];
+        let m = m.next_multiple_of(8);
+        let desc = GemmDesc { bias_gradient: true, ..GemmDesc::new(dtype, [m, n, k], true, true) };
+        let desc = GemmDesc { ldb: k.next_multiple_of(8), ..desc };
+        desc.plan_with(TARGET, Config::Persistent(layout)).expect("plan")
+    }));
+}
+
+#[test]
+#[ignore = "nightly: mutation-products"]
+fn defects_of_sums_beside_products_are_noticed() {
+    summing(DType::BF16, 64, 1);
+    summing(DType::F16, 128, 2);
+}
+
 /// Products of 8-bit matrices with scales, in persistent blocks with small tiles and on the ordinary units.
 fn scaled(format: Format, (a, b): (Scaling, Scaling), accumulation: Accumulation) {
     let fill = |specs: &[TensorSpec], slot: usize| {

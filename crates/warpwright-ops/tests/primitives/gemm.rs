@@ -151,7 +151,8 @@ fn rows_may_end_within_a_vector() {
             });
             let mut y = Tensor::empty(&device, dtype, &[m * n]).expect("memory");
             let (c, bias, workspace) = (Addend::Absent, None, None);
-            let args = GemmArgs { a: of_a.as_ref(), b: of_b.as_ref(), c, bias, y: y.as_mut(), workspace };
+            let (left, right, dbias) = (of_a.as_ref(), of_b.as_ref(), None);
+            let args = GemmArgs { a: left, b: right, c, bias, y: y.as_mut(), dbias, workspace };
             plan.launch(&device.stream().expect("stream"), args).expect("launch");
             let got = storage::decode(dtype, &y.to_bytes().expect("bytes"));
             for (at, got) in got.into_iter().enumerate() {
@@ -173,7 +174,7 @@ fn launches_check_their_tensors() {
     let mut y = floats(&[0.0; 4], &[2, 2]);
     fn args<'t>(a: &'t Tensor, b: &'t Tensor, y: &'t mut Tensor) -> GemmArgs<'t> {
         let (a, b, y) = (a.as_ref(), b.as_ref(), y.as_mut());
-        GemmArgs { a, b, c: Addend::Absent, bias: None, y, workspace: None }
+        GemmArgs { a, b, c: Addend::Absent, bias: None, y, dbias: None, workspace: None }
     }
     let e = plan.launch(&stream, args(&a, &b, &mut y)).expect_err("b is too short");
     assert!(matches!(e, RuntimeError::Elements { argument: "b", .. }), "{e}");
@@ -226,4 +227,76 @@ fn every_schedule_gives_the_same_bits() {
         assert!(device.findings().is_empty());
     }
     assert!(results.windows(2).all(|pair| pair[0] == pair[1]));
+}
+
+/// The gradients of a linear layer's weight and bias are one launch where persistent blocks multiply, and a second reads `dy` elsewhere.
+#[test]
+fn sums_of_rows_come_with_large_products() {
+    let names = |dtype, sizes, sm| {
+        let desc = GemmDesc { bias_gradient: true, ..GemmDesc::new(dtype, sizes, true, false) };
+        let plan = desc.plan(Target::sm(sm)).expect("plan");
+        plan.steps().iter().map(|step| step.kernel().name().to_owned()).collect::<Vec<_>>()
+    };
+    for sizes in [[4096, 4096, 16384], [1024, 4096, 8192], [3072, 1024, 8192]] {
+        let fused = names(DType::BF16, sizes, 90);
+        assert!(matches!(&fused[..], [one] if one.ends_with("_dbias")), "{sizes:?}: {fused:?}");
+    }
+    for (dtype, sm) in [(DType::BF16, 80), (DType::F32, 90), (DType::F64, 90)] {
+        let apart = names(dtype, [1024, 1024, 1024], sm);
+        assert!(apart.len() >= 2 && apart.iter().any(|name| name.starts_with("reduce_sum")), "{apart:?}");
+    }
+    // Beside a product of nothing, too.
+    assert!(!names(DType::F16, [8, 0, 8], 90).is_empty());
+    let whole = GemmDesc { bias_gradient: true, ..GemmDesc::new(DType::F16, [8, 8, 8], true, false) };
+    let refused = [
+        GemmDesc { transpose_a: false, ..whole.clone() },
+        GemmDesc { lda: 16, ..whole.clone() },
+        GemmDesc { batch: 2, ..whole },
+    ];
+    for desc in refused {
+        let e = desc.plan(Target::sm(90)).expect_err("sums of rows");
+        assert!(matches!(e, PlanError::Parameter { parameter: "bias_gradient", .. }), "{e}");
+    }
+}
+
+/// Both results are the same whatever order blocks and warps run in, and tiles share the rows as they do in any other.
+#[test]
+fn sums_of_rows_do_not_depend_on_schedules() {
+    const SIZES: [usize; 3] = [200, 300, 1200];
+    let [m, n, k] = SIZES;
+    let values = |len: usize| (0..len).map(|i| f64::from((i as f32 * 0.37).sin())).collect::<Vec<_>>();
+    for config in tuning::configs(DType::BF16, Target::sm(90)) {
+        if !matches!(config, tuning::Config::Persistent(_)) {
+            continue;
+        }
+        let desc = GemmDesc { bias_gradient: true, ..GemmDesc::new(DType::BF16, SIZES, true, false) };
+        let plan = desc.plan_with(Target::sm(90), config).expect("plan");
+        let mut results = Vec::new();
+        for seed in 0..3 {
+            let device = Device::emulator_with(EmulatorConfig { seed, ..EmulatorConfig::default() });
+            let stream = device.stream().expect("stream");
+            let tensor = |len: usize| {
+                let bytes = storage::encode(DType::BF16, &values(len));
+                Tensor::from_bytes(&device, DType::BF16, &bytes, &[len]).expect("memory")
+            };
+            let (a, b) = (tensor(m * k), tensor(k * n));
+            let [mut y, mut dbias] =
+                [m * n, m].map(|len| Tensor::empty(&device, DType::BF16, &[len]).expect("memory"));
+            // For tensors of any alignment.
+            let mut workspace = plan.workspace(&stream).expect("memory");
+            let args = GemmArgs {
+                a: a.as_ref(),
+                b: b.as_ref(),
+                c: Addend::Absent,
+                bias: None,
+                y: y.as_mut(),
+                dbias: Some(dbias.as_mut()),
+                workspace: workspace.as_mut().map(Tensor::as_mut),
+            };
+            plan.launch(&stream, args).expect("launch");
+            results.push([y, dbias].map(|x| x.to_bytes().expect("bytes")));
+            assert!(device.findings().is_empty());
+        }
+        assert!(results.windows(2).all(|pair| pair[0] == pair[1]), "{config:?}");
+    }
 }

@@ -61,6 +61,7 @@ impl Product {
             c: Addend::Absent,
             bias: None,
             y: y.as_mut(),
+            dbias: None,
             workspace: workspace.as_mut().map(Tensor::as_mut),
         };
         plan.launch(&stream, args).expect("launch");

@@ -3,8 +3,7 @@
 
 use warpwright_ops::Error;
 use warpwright_ops::elementwise::add;
-use warpwright_ops::gemm::{MatmulOptions, matmul};
-use warpwright_ops::reduce::sum;
+use warpwright_ops::gemm::{LinearGradients, MatmulOptions, linear_backward, linear_weight_backward, matmul};
 use warpwright_runtime::comm::{Communicator, Reduction};
 use warpwright_runtime::{Stream, Tensor};
 
@@ -18,17 +17,6 @@ pub struct TensorParallel<'c> {
     /// Whether each rank has a part of the rows before a [`column_linear`] and after a [`row_linear`] (sequence parallelism), rather than
     /// all of them. The number of rows divides by that of the ranks.
     pub sequence: bool,
-}
-
-/// The gradients of a linear layer.
-#[derive(Debug)]
-pub struct LinearGradients {
-    /// Of `x`, like `x`.
-    pub dx: Tensor,
-    /// Of this rank's part of the weight, like it.
-    pub dweight: Tensor,
-    /// Of the bias, `[out_features]`, if there is one.
-    pub dbias: Option<Tensor>,
 }
 
 impl TensorParallel<'_> {
@@ -59,7 +47,6 @@ impl TensorParallel<'_> {
 const WEIGHT: MatmulOptions<'_> =
     MatmulOptions { transpose_a: false, transpose_b: true, bias: None, activation: None };
 const PLAIN: MatmulOptions<'_> = MatmulOptions { transpose_b: false, ..WEIGHT };
-const OF_WEIGHT: MatmulOptions<'_> = MatmulOptions { transpose_a: true, ..PLAIN };
 
 /// `y = x weight^T + bias` with the rows of the weight, which are output features, split over the ranks.
 ///
@@ -99,8 +86,7 @@ pub fn column_linear_backward(
 ) -> Result<LinearGradients, Error> {
     let dx = parallel.total(stream, matmul(stream, dy, weight, PLAIN)?)?;
     let gathered = parallel.sequence.then(|| parallel.gather(stream, x)).transpose()?;
-    let dweight = matmul(stream, dy, gathered.as_ref().unwrap_or(x), OF_WEIGHT)?;
-    let dbias = bias.then(|| sum(stream, dy, &[0], false)).transpose()?;
+    let (dweight, dbias) = linear_weight_backward(stream, gathered.as_ref().unwrap_or(x), dy, bias)?;
     Ok(LinearGradients { dx, dweight, dbias })
 }
 
@@ -149,11 +135,5 @@ pub fn row_linear_backward(
     dy: &Tensor,
 ) -> Result<LinearGradients, Error> {
     let gathered = parallel.sequence.then(|| parallel.gather(stream, dy)).transpose()?;
-    let dy = gathered.as_ref().unwrap_or(dy);
-    let dbias = bias.then(|| sum(stream, dy, &[0], false)).transpose()?;
-    Ok(LinearGradients {
-        dx: matmul(stream, dy, weight, PLAIN)?,
-        dweight: matmul(stream, dy, x, OF_WEIGHT)?,
-        dbias,
-    })
+    linear_backward(stream, x, weight, gathered.as_ref().unwrap_or(dy), bias)
 }

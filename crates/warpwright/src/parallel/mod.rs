@@ -32,9 +32,10 @@ pub use self::attention::{ContextParallel, Variant};
 pub use self::batch_norm::{SyncBatchNormOutput, sync_batch_norm, sync_batch_norm_backward};
 pub use self::data::GradientBuckets;
 pub use self::linear::{
-    LinearGradients, TensorParallel, column_linear, column_linear_backward, row_linear, row_linear_backward,
+    TensorParallel, column_linear, column_linear_backward, row_linear, row_linear_backward,
 };
 pub use self::vocabulary::{VocabularyLoss, VocabularyShard};
+pub use warpwright_ops::gemm::LinearGradients;
 
 /// Sums the gradients of the weight and the bias of a norm over ranks that each have a part of the rows, as in sequence
 /// parallelism: the norm itself is that of each rank's rows, forward and backward.

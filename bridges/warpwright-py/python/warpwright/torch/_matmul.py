@@ -45,12 +45,19 @@ _matmul = Differentiable(
 ).function()
 
 
+def of_parameters(x: Optional[Tensor], dy: Tensor, of_weight: bool, of_bias: bool) -> Tuple[Optional[Tensor], Optional[Tensor]]:
+    """The gradients of the weight and the bias of a linear layer, one product if both are wanted."""
+    rows = dy.flatten(0, -2)
+    if of_weight and of_bias:
+        return _native.linear_weight_backward(x.flatten(0, -2), rows)
+    dweight = _native.matmul(rows.mT, x.flatten(0, -2)) if of_weight else None
+    return dweight, rows.sum(0) if of_bias else None
+
+
 def _gradients(x: Optional[Tensor], weight: Optional[Tensor], dy: Tensor, wanted: Sequence[bool]) -> Any:
     of_x, of_weight, of_bias = wanted
     dx = _native.matmul(dy, weight) if of_x else None
-    rows = dy.flatten(0, -2)
-    dweight = _native.matmul(rows.mT, x.flatten(0, -2)) if of_weight else None
-    return dx, dweight, rows.sum(0) if of_bias else None
+    return dx, *of_parameters(x, dy, of_weight, of_bias)
 
 
 def _fake_gradients(x: Optional[Tensor], weight: Optional[Tensor], dy: Tensor, wanted: Sequence[bool]) -> Any:

@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 from .. import _native
 from .._errors import Error, misranked, misshapen, refused, renamed
 from ._common import narrow
+from ._matmul import of_parameters
 from ._parallel_group import Ranks, described
 
 
@@ -40,7 +41,7 @@ class _Column(torch.autograd.Function):
                 summed = ranks.all_reduce(dx, async_op=True)
             else:
                 coming = ranks.scatter_sum(dx, dim)
-        dweight, dbias = _of_parameters(x if every is None else every.wait(), dy, of_weight, of_bias)
+        dweight, dbias = of_parameters(x if every is None else every.wait(), dy, of_weight, of_bias)
         if summed is not None:
             summed.wait()
         return dx if coming is None else coming.wait(), dweight, dbias, None, None
@@ -68,13 +69,7 @@ class _Row(torch.autograd.Function):
         # The rows of all ranks, so that the gradient of the bias is complete as well.
         every = dy if ctx.dim is None else ctx.ranks.gather(dy, ctx.dim).wait()
         dx = _native.matmul(every, weight) if of_x else None
-        return dx, *_of_parameters(x, every, of_weight, of_bias), None, None
-
-
-def _of_parameters(x: Tensor, dy: Tensor, of_weight: bool, of_bias: bool) -> Any:
-    rows = dy.reshape(-1, dy.shape[-1])
-    dweight = _native.matmul(rows.mT, x.reshape(-1, x.shape[-1])) if of_weight else None
-    return dweight, rows.sum(0) if of_bias else None
+        return dx, *of_parameters(x, every, of_weight, of_bias), None, None
 
 
 class _Gather(torch.autograd.Function):

@@ -309,7 +309,7 @@ impl Config {
     }
 
     /// That of persistent blocks, if it is one.
-    pub(super) const fn persistent(self) -> Option<PersistentConfig> {
+    pub(in crate::gemm) const fn persistent(self) -> Option<PersistentConfig> {
         if let Self::Persistent(config) = self { Some(config) } else { None }
     }
 
