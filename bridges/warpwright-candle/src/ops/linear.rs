@@ -49,7 +49,8 @@ pub fn linear(xs: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Ten
         let dy = call.row_major(("dy", dy))?;
         let [of_x, of_weight, of_bias] = wanted;
         let dx = of_x.then(|| product(&call, [&dy, &w], None, ([rows, k, n], [false, false]), &x.shape));
-        let together = (of_weight && of_bias).then(|| weight_and_bias(&call, [&dy, &x], [n, k, rows])).transpose()?;
+        let together =
+            (of_weight && of_bias).then(|| weight_and_bias(&call, [&dy, &x], [n, k, rows])).transpose()?;
         let (dweight, dbias) = match together {
             Some((dweight, dbias)) => (Some(Ok(dweight)), Some(Ok(dbias))),
             None => (
@@ -86,7 +87,8 @@ fn weight_and_bias(call: &Call, [dy, x]: [&Array; 2], [n, k, rows]: [usize; 3]) 
     static PLANS: PlanCache<GemmDesc> = PlanCache::new();
     let desc = GemmDesc { bias_gradient: true, ..GemmDesc::new(dy.dtype, [n, k, rows], true, false) };
     let plan = call.plan(&PLANS, &desc)?;
-    let outputs = [Some(Spec::new(dy.dtype, &[n, k])), Some(Spec::new(dy.dtype, &[n])), call.workspace(&plan)];
+    let outputs =
+        [Some(Spec::new(dy.dtype, &[n, k])), Some(Spec::new(dy.dtype, &[n])), call.workspace(&plan)];
     let [dweight, dbias, _] =
         call.run([Some(dy), Some(x)], outputs, |stream, [a, b], [y, dbias, workspace]| {
             let (a, b, c, y) = (present(a), present(b), Addend::Absent, present(y));
