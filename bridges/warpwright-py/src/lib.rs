@@ -140,7 +140,7 @@ mod _native {
     #[pymodule_export]
     use crate::local_response::{local_response_norm, local_response_norm_backward};
     #[pymodule_export]
-    use crate::matmul::{linear_weight_backward, matmul};
+    use crate::matmul::{gated_linear, linear_weight_backward, matmul};
     #[pymodule_export]
     use crate::matmul_4bit::{matmul_4bit, matmul_4bit_backward};
     #[pymodule_export]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random as chance
 
 import numpy as np
@@ -114,6 +115,59 @@ def test_gradients_of_a_weight_and_a_bias(random, dtype, rows, n, k):
         ww.linear_weight_backward(x, dy[1:] if rows else np.ones((1, n), dtype))
     with pytest.raises(ww.DtypeError):
         ww.linear_weight_backward(x, dy.astype(np.float32 if dtype != "float32" else np.float64))
+
+
+UNITS = {
+    "swiglu": lambda g: g / (1 + np.exp(-g)),
+    "geglu": lambda g: g * np.vectorize(lambda v: 0.5 * (1 + math.erf(v / math.sqrt(2))))(g),
+    "geglu_tanh": lambda g: 0.5 * g * (1 + np.tanh(math.sqrt(2 / math.pi) * (g + 0.044715 * g**3))),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+@pytest.mark.parametrize("unit", UNITS)
+def test_gated_units(random, dtype, unit):
+    x, gate, up = (random.standard_normal(s).astype(dtype) for s in ((2, 21, 40), (72, 40), (72, 40)))
+    g, u = (x.astype(np.float64) @ w.astype(np.float64).T for w in (gate, up))
+    out = np.empty((2, 21, 72), dtype)
+    assert ww.gated_linear(x, gate, up, unit, out=out) is out
+    assert distance(out, UNITS[unit](g) * u) < 3 * BUDGETS[dtype]
+    # Parts of one weight, and columns that do not follow one another.
+    both = np.concatenate([gate, up])
+    again = ww.gated_linear(np.repeat(x, 2, -1)[..., ::2], both[:72], both[72:], unit)
+    assert np.array_equal(again, out)
+    for wrong in ((x, gate, up[:-1]), (x, gate[:, :-1], up[:, :-1]), (x[..., :-1], gate, up)):
+        with pytest.raises(ww.ShapeError):
+            ww.gated_linear(*wrong, unit)
+    with pytest.raises(ww.DtypeError):
+        ww.gated_linear(x, gate, up.astype(np.float32 if dtype != "float32" else np.float64), unit)
+    with pytest.raises(ww.ParameterError):
+        ww.gated_linear(x, gate, up, "silu")
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_gated_units_of_torch(unit):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    import warpwright.torch as wt
+
+    act = {"swiglu": torch.nn.functional.silu, "geglu": torch.nn.functional.gelu}.get(
+        unit, lambda g: torch.nn.functional.gelu(g, approximate="tanh")
+    )
+    torch.manual_seed(3)
+    x, gate, up = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((3, 5, 8), (6, 8), (6, 8)))
+    expected = act(x @ gate.T) * (x @ up.T)
+    torch.testing.assert_close(wt.gated_linear(x, gate, up, unit), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(wt.gated_linear(x, gate, up, unit), expected)
+        compiled = torch.compile(lambda *t: wt.gated_linear(*t, unit), backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(x, gate, up), expected)
+    assert torch.autograd.gradcheck(lambda *t: wt.gated_linear(*t, unit), (x, gate, up))
+    torch.library.opcheck(torch.ops.warpwright.gated_linear.default, (*(t.detach() for t in (x, gate, up)), unit))
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad), pytest.raises(ww.ParameterError):
+            wt.gated_linear(x, gate, up, "silu")
+        with torch.set_grad_enabled(grad), pytest.raises(ww.ShapeError):
+            wt.gated_linear(x, gate[:, 1:], up[:, 1:], unit)
 
 
 def test_nothing_to_add():

@@ -87,6 +87,12 @@ pub fn eight_bit_products(table: Budget, dtype: DType, fast: bool, k: usize) -> 
     Budget { norm, element, norm_of_one: element * dtype.epsilon().unwrap_or(0.0) }
 }
 
+/// That of units of two sums whose table is `table`, which may be rounded to the type of the result before: twice half an eps more.
+pub fn gated(table: Budget, dtype: DType) -> Budget {
+    let element = table.element + 1.0;
+    Budget { norm: 2.0 * table.norm, element, norm_of_one: element * dtype.epsilon().unwrap_or(0.0) }
+}
+
 /// That of sums of products with weights that are rounded to the type of the result first: half an eps more of each, and errors of the
 /// same size that are independent of those of the results.
 pub fn rounded_weights(table: Budget, dtype: DType) -> Budget {

@@ -64,7 +64,7 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
 }
 
 /// A sum of `k` products rounds once a product, errors that mostly cancel: their root is what counts norm-wise.
-fn summed(dtype: DType, k: usize) -> Budget {
+pub(crate) fn summed(dtype: DType, k: usize) -> Budget {
     let table = budget::normalised(dtype);
     let roundings = 1.0 + (k as f64).sqrt() / 8.0;
     match dtype {

@@ -22,6 +22,7 @@ mod cumsum;
 pub mod differential;
 mod elementwise;
 mod embedding;
+mod gated_linear;
 mod gather_scatter;
 mod gemm;
 mod group_norm;
@@ -105,6 +106,7 @@ const FAMILIES: &[fn(Scope) -> Vec<Case>] = &[
     copy::cases,
     elementwise::cases,
     gemm::cases,
+    gated_linear::cases,
     group_norm::cases,
     layer_norm::cases,
     local_response_norm::cases,

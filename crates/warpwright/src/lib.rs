@@ -36,7 +36,7 @@
 //! | [`mod@copy`] | `permute`: dimensions in another order; `cat` and `split` along one | every type | sm_75 and later |
 //! | [`mod@elementwise`] | `map` and `map_into`: expressions of up to six tensors in one launch, with broadcasting and mixed types; `add`, `sub`, `mul`, `div`, `minimum`, `maximum`, `where_`, `lerp`, `addcmul` | f32, f64, f16, bf16, masks of u8 | sm_75 and later |
 //! | | `dropout`, `dropout_add` and their gradients | f32, f64, f16, bf16 | sm_75 and later |
-//! | [`mod@matmul`] | `matmul`: products of matrices with transposes, batches, bias and activation; as a descriptor also with leading dimensions, alpha and beta | f32, f64, f16, bf16 | sm_75 and later |
+//! | [`mod@matmul`] | `matmul`: products of matrices with transposes, batches, bias and activation; as a descriptor also with leading dimensions, alpha and beta; `matmul::linear_backward`; `gated_linear`: `swiglu`, `geglu` and `geglu_tanh` of two products at once | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`group_norm`](mod@group_norm) | `group_norm` with optional silu, `instance_norm`, forward and backward, channels first and last | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`layer_norm`](mod@layer_norm) | `layer_norm`, `rms_norm`, with an optional residual added first, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
 //! | [`local_response_norm`](mod@local_response_norm) | `local_response_norm`, forward and backward | f32, f64, f16, bf16 | sm_75 and later |
@@ -156,7 +156,7 @@ pub use warpwright_ops::dynamic_map;
 pub use warpwright_ops::elementwise::{self, dropout, dropout_add, dropout_backward};
 pub use warpwright_ops::embedding::{self, embedding, embedding_backward};
 pub use warpwright_ops::gather_scatter::{self, gather_rows, row_dots, scatter_rows};
-pub use warpwright_ops::gemm::{self as matmul, matmul};
+pub use warpwright_ops::gemm::{self as matmul, gated_linear, matmul};
 pub use warpwright_ops::group_norm::{
     self, group_norm, group_norm_backward, instance_norm, instance_norm_backward,
 };

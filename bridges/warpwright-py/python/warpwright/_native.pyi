@@ -429,6 +429,9 @@ def scaled_matmul(
     out: _Array | None = None,
     stream: _Stream | None = None,
 ) -> _Other: ...
+def gated_linear(
+    x: _A, gate: _Array, up: _Array, activation: str = "swiglu", *, out: _Array | None = None, stream: _Stream | None = None
+) -> _A: ...
 def linear_weight_backward(x: _A, dy: _Array, *, stream: _Stream | None = None) -> tuple[_A, _A]: ...
 def grouped_matmul(
     a: _A, b: _Array, ends: _Array, *, out: _Array | None = None, stream: _Stream | None = None

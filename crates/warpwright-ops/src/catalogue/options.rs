@@ -191,7 +191,7 @@ op_options! {
     bias: bool, ["bias"];
     /// The sums of the rows of the left factor of a product are stored, too
     bias_gradient: bool, ["bias_gradient"];
-    /// The function of a product
+    /// The function of a product, or of a gate
     activation: Activation = "OP", ["activation=gelu_tanh"];
     /// Sums of products of 8-bit floats stay in the tensor cores
     fast_accumulation: bool, ["fast_accumulation"];

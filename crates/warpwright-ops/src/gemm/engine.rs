@@ -16,7 +16,6 @@ use warpwright_dsl::{
     Mbarrier, OutputPanel, PanelTile, Pipeline, PipelineState, TensorMapArg, WARP, WarpgroupSums, kernel_args,
 };
 use warpwright_ptx::ArgValue;
-use warpwright_ptx::isa::DeviceLimits;
 use warpwright_runtime::LaunchStep;
 
 use super::WIDE;
@@ -95,6 +94,11 @@ pub(crate) trait Epilogue<'k> {
 
     /// Them, where `row(0)` and `row(8)` are the rows of a matrix of the batch.
     fn rows(&self, batch: U32<'k>, row: &dyn Fn(u32) -> U32<'k>) -> Self::Rows;
+
+    /// The pairs to finish of a lane's sums, which begin at column `col` of the tiles, and the column of the result that they begin at.
+    fn joined(&self, _dtype: DType, sums: Vec<Pair<'k>>, col: U32<'k>) -> (Vec<Pair<'k>>, U32<'k>) {
+        (sums, col)
+    }
 
     /// The results of two neighbouring sums of row (`row`, `down`), which is the one at `down`, 0 or 8, of the lane's; the first is at
     /// column `col`.
@@ -389,7 +393,8 @@ impl Blocks {
                 let (state, sums) = self.multiply(cx, (group, lane), place, state);
                 for (slab, sums) in (0..).zip(&sums) {
                     let row = if slab > 0 { first + slab * SLAB } else { first };
-                    self.finish(cx, epilogue, &self.pairs(sums), Place { row, ..place });
+                    let (pairs, col) = epilogue.joined(self.y, self.pairs(sums), place.col);
+                    self.finish(cx, epilogue, &pairs, Place { row, col, ..place });
                 }
                 state
             };
@@ -607,7 +612,8 @@ impl Blocks {
             rows.map(|(row, of_y)| Some((row, of_y.lt(place.end), loader.row(of_y)?)))
                 .collect::<Option<Vec<_>>>()
         });
-        for (chunk, pairs) in (0..).zip(pairs.chunks((panel.cols() / 4) as usize)) {
+        let (pairs_of_tile, per_panel) = (pairs.len(), (panel.cols() / 4) as usize);
+        for (chunk, pairs) in (0..).zip(pairs.chunks(per_panel)) {
             let at =
                 cx.panels + group.mul_add(PANELS * OutputPanel::BYTES, chunk % PANELS * OutputPanel::BYTES);
             let col = place.col + chunk * panel.cols();
@@ -637,7 +643,7 @@ impl Blocks {
                 continue;
             }
             // The panel may still be on its way to memory; panels alternate unless a tile ends with the one that the next begins with.
-            let alternate = (self.config.cols / panel.cols()).is_multiple_of(PANELS);
+            let alternate = pairs_of_tile.is_multiple_of(PANELS as usize * per_panel);
             k.if_(leader, || k.wait_stores(if alternate { PANELS - 1 } else { 0 }));
             k.barrier_of(group + MEETING, GROUP);
             panel.put(at, &values);
@@ -766,24 +772,5 @@ impl Blocks {
     ) -> TensorMapArg {
         let further = (matrices, stride.next_multiple_of(WIDE));
         TensorMapArg::over_output(y, self.panel().map(sizes, leading.next_multiple_of(WIDE), &[further]))
-    }
-}
-
-impl PersistentConfig {
-    /// The tiles of `count` products of `m` x `n` results, and their order.
-    pub(crate) fn order(self, op: &'static str, [m, n, count]: [usize; 3]) -> Result<OrderArgs, PlanError> {
-        let rows = (self.rows * self.cluster) as usize;
-        let (down, across) = (m.div_ceil(rows), n.div_ceil(self.cols as usize));
-        let tiles = down.saturating_mul(across).saturating_mul(count);
-        let tiles = plan::cover(op, tiles, 1)?.map_or(0, |grid| grid[0]);
-        let down = u32::try_from(down).unwrap_or(u32::MAX);
-        let height = self.height.clamp(1, down);
-        Ok(OrderArgs { down, across: u32::try_from(across).unwrap_or(u32::MAX), tiles, height })
-    }
-
-    /// Blocks of a launch: as many as run at once, if there are so many tiles.
-    pub(crate) fn blocks(self, target: Target, order: &OrderArgs) -> u32 {
-        let blocks = order.tiles.saturating_mul(self.cluster);
-        blocks.min(DeviceLimits::of(target).multiprocessors / self.cluster * self.cluster)
     }
 }

@@ -2,8 +2,9 @@
 
 use warpwright_runtime::{Stream, Tensor};
 
-use super::{Addend, GemmArgs, GemmDesc};
-use crate::activation::Activation;
+use super::gated::{GatedLinearArgs, GatedLinearDesc, OP as GATED};
+use super::{Addend, GemmArgs, GemmDesc, OP};
+use crate::activation::{Activation, GatedActivation};
 use crate::plan::PlanCache;
 use crate::tensors::written;
 use crate::{Error, PlanError};
@@ -21,22 +22,22 @@ pub struct MatmulOptions<'a> {
     pub activation: Option<Activation>,
 }
 
-fn refuse(parameter: &'static str, shape: &[usize], expected: &'static str) -> PlanError {
-    PlanError::Parameter { op: super::OP, parameter, got: format!("{shape:?}"), expected }
+fn refuse(op: &'static str, parameter: &'static str, shape: &[usize], expected: &'static str) -> PlanError {
+    PlanError::Parameter { op, parameter, got: format!("{shape:?}"), expected }
 }
 
 /// Rows and columns of the last two dimensions, and how many matrices the others hold.
 fn matrices(name: &'static str, x: &Tensor) -> Result<(usize, [usize; 2]), PlanError> {
     let &[ref before @ .., rows, cols] = x.shape() else {
-        return Err(refuse(name, x.shape(), "of at least two dimensions"));
+        return Err(refuse(OP, name, x.shape(), "of at least two dimensions"));
     };
     Ok((before.iter().fold(1, |n: usize, d| n.saturating_mul(*d)), [rows, cols]))
 }
 
 /// How many rows there are of the last dimension, and its extent.
-fn rows_of(name: &'static str, x: &Tensor) -> Result<(usize, usize), PlanError> {
+fn rows_of(op: &'static str, name: &'static str, x: &Tensor) -> Result<(usize, usize), PlanError> {
     let (&cols, before) =
-        x.shape().split_last().ok_or_else(|| refuse(name, x.shape(), "of at least one dimension"))?;
+        x.shape().split_last().ok_or_else(|| refuse(op, name, x.shape(), "of at least one dimension"))?;
     Ok((before.iter().fold(1, |n: usize, d| n.saturating_mul(*d)), cols))
 }
 
@@ -72,7 +73,7 @@ pub fn matmul(stream: &Stream, a: &Tensor, b: &Tensor, options: MatmulOptions<'_
     let (k_b, n) = if transpose_b { (cols_b, rows_b) } else { (rows_b, cols_b) };
     let shared = b.shape().len() == 2;
     if k != k_b || !(shared || a.shape()[..a.shape().len() - 2] == b.shape()[..b.shape().len() - 2]) {
-        return Err(refuse("b", b.shape(), "of the inner dimension and batch of a").into());
+        return Err(refuse(OP, "b", b.shape(), "of the inner dimension and batch of a").into());
     }
     let packed = GemmDesc::new(a.dtype(), [m, n, k], transpose_a, transpose_b);
     // Rows that follow one another are one matrix.
@@ -182,9 +183,9 @@ pub fn linear_weight_backward(
     bias: bool,
 ) -> Result<(Tensor, Option<Tensor>), Error> {
     static PLANS: PlanCache<GemmDesc> = PlanCache::new();
-    let ((rows, n), (rows_of_x, k)) = (rows_of("dy", dy)?, rows_of("x", x)?);
+    let ((rows, n), (rows_of_x, k)) = (rows_of(OP, "dy", dy)?, rows_of(OP, "x", x)?);
     if rows != rows_of_x {
-        return Err(refuse("x", x.shape(), "of the rows of dy").into());
+        return Err(refuse(OP, "x", x.shape(), "of the rows of dy").into());
     }
     let desc = GemmDesc { bias_gradient: bias, ..GemmDesc::new(dy.dtype(), [n, k, rows], true, false) };
     let plan = PLANS.get(&desc, stream.device().target())?;
@@ -204,4 +205,66 @@ pub fn linear_weight_backward(
         },
     )?;
     Ok((dweight, dbias))
+}
+
+/// `y = activation(x gate^T) * (x up^T)`: a gated linear unit, such as the first half of the feed-forward part of a Llama block.
+///
+/// `x` is `[.., in_features]`, `gate` and `up` are `[out_features, in_features]`, of f32, f64, f16 or bf16; `y` is `[.., out_features]`.
+/// f16 and bf16 are summed in f32.
+///
+/// ```
+/// # fn main() -> Result<(), warpwright::Error> {
+/// use warpwright::activation::GatedActivation;
+/// use warpwright::{Device, Tensor, matmul};
+///
+/// let device = Device::best();
+/// let stream = device.stream()?;
+/// let x = Tensor::from_slice(&device, &[1.0f32, 2.0], &[1, 2])?;
+/// let gate = Tensor::from_slice(&device, &[-40.0f32, 30.0], &[1, 2])?;
+/// let up = Tensor::from_slice(&device, &[0.5f32, 0.25], &[1, 2])?;
+/// let y = matmul::gated_linear(&stream, &x, &gate, &up, GatedActivation::Swiglu)?;
+/// assert_eq!(y.to_vec_on::<f32>(&stream)?, [20.0]);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// [`Error::Plan`] if the shapes do not fit each other or the element type is none of those. [`Error::Runtime`] if the types do not fit, or
+/// memory runs out.
+pub fn gated_linear(
+    stream: &Stream,
+    x: &Tensor,
+    gate: &Tensor,
+    up: &Tensor,
+    activation: GatedActivation,
+) -> Result<Tensor, Error> {
+    static PLANS: PlanCache<GatedLinearDesc> = PlanCache::new();
+    let (rows, in_features) = rows_of(GATED, "x", x)?;
+    let &[out_features, of_gate] = gate.shape() else {
+        return Err(refuse(GATED, "gate", gate.shape(), "of two dimensions").into());
+    };
+    if of_gate != in_features {
+        return Err(refuse(GATED, "gate", gate.shape(), "of the columns of x").into());
+    }
+    if up.shape() != gate.shape() {
+        return Err(refuse(GATED, "up", up.shape(), "of the shape of gate").into());
+    }
+    let desc = GatedLinearDesc { dtype: x.dtype(), rows, in_features, out_features, activation };
+    let plan = PLANS.get(&desc, stream.device().target())?;
+    let mut shape = x.shape().to_vec();
+    let last = shape.len() - 1;
+    shape[last] = out_features;
+    let mut y = Tensor::empty_on(stream, x.dtype(), &shape)?;
+    let mut workspace = plan.workspace(stream)?;
+    plan.launch(
+        stream,
+        GatedLinearArgs {
+            x: x.as_ref(),
+            gate: gate.as_ref(),
+            up: up.as_ref(),
+            y: y.as_mut(),
+            workspace: written(&mut workspace),
+        },
+    )?;
+    Ok(y)
 }

@@ -21,6 +21,7 @@ pub(crate) mod engine;
 pub(crate) mod epilogue;
 mod f16x3;
 mod functions;
+mod gated;
 pub(crate) mod groups;
 pub(crate) mod kernel;
 mod lengths;
@@ -52,6 +53,7 @@ use crate::{Binding, PlanError};
 
 use epilogue::{EpilogueArgs, ResultArgs};
 pub use functions::*;
+pub use gated::{GatedLinearArgs, GatedLinearDesc};
 use kernel::Gemm;
 pub(crate) use lengths::{Lengths, Matrices};
 use pack::{Operands, Source};
@@ -585,6 +587,12 @@ impl GemmDesc {
         let choice = tuning::choose_for((self.dtype, self.precision), target, self.shape(), access, sums);
         self.precision.check_target(OP, target)?;
         choice.ok_or(PlanError::Target { op: OP, needs: 75, target })
+    }
+
+    /// Microseconds of the product, as the choice of its kernel says.
+    fn us(&self, target: Target) -> Result<f64, PlanError> {
+        let choice = self.choose(target, true, Sums::Whole)?;
+        Ok(tuning::us((self.dtype, self.precision), target, self.shape(), choice))
     }
 
     /// The launch of products from one kernel.

@@ -2,14 +2,15 @@
 
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{TensorMapArg, kernel_args};
+use warpwright_ptx::isa::DeviceLimits;
 use warpwright_runtime::LaunchStep;
 
-use super::engine::{self, Blocks, Epilogue, RowSums, Store, WorkArgs};
+use super::engine::{self, Blocks, Epilogue, OrderArgs, RowSums, Store, WorkArgs};
 use super::epilogue::{Even, Program, ResultArgs, ResultParams};
 use super::tuning::PersistentConfig;
 use super::{GemmArgs, GemmDesc, MAX_BOX_STRIDE, OP, Product};
 use crate::PlanError;
-use crate::plan::small;
+use crate::plan::{self, small};
 
 kernel_args! {
     /// `y = activation(alpha op(a) op(b) + beta c + bias)`
@@ -197,5 +198,24 @@ impl GemmDesc {
             bias: self.bias,
             activation: self.activation,
         }
+    }
+}
+
+impl PersistentConfig {
+    /// The tiles of `count` products of `m` x `n` results, and their order.
+    pub(crate) fn order(self, op: &'static str, [m, n, count]: [usize; 3]) -> Result<OrderArgs, PlanError> {
+        let rows = (self.rows * self.cluster) as usize;
+        let (down, across) = (m.div_ceil(rows), n.div_ceil(self.cols as usize));
+        let tiles = down.saturating_mul(across).saturating_mul(count);
+        let tiles = plan::cover(op, tiles, 1)?.map_or(0, |grid| grid[0]);
+        let down = u32::try_from(down).unwrap_or(u32::MAX);
+        let height = self.height.clamp(1, down);
+        Ok(OrderArgs { down, across: u32::try_from(across).unwrap_or(u32::MAX), tiles, height })
+    }
+
+    /// Blocks of a launch: as many as run at once, if there are so many tiles.
+    pub(crate) fn blocks(self, target: Target, order: &OrderArgs) -> u32 {
+        let blocks = order.tiles.saturating_mul(self.cluster);
+        blocks.min(DeviceLimits::of(target).multiprocessors / self.cluster * self.cluster)
     }
 }

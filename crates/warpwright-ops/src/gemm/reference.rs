@@ -1,6 +1,6 @@
 //! The definition in plain f64 Rust.
 
-use super::GemmDesc;
+use super::{GatedLinearDesc, GemmDesc};
 use crate::activation::reference as activation;
 
 /// A value, and the sum of the magnitudes that make it: the scale of its rounding errors.
@@ -15,6 +15,14 @@ pub(crate) fn dot(a: &[f64], b: &[f64]) -> Scaled {
         scale += product.abs();
     }
     (sum, scale)
+}
+
+/// `activation(x gate^T) * (x up^T)` of a row of `x` and rows of both weights.
+pub fn gated_linear(desc: &GatedLinearDesc, x: &[f64], gate: &[f64], up: &[f64]) -> Scaled {
+    let ((gate, of_gate), (up, of_up)) = (dot(x, gate), dot(x, up));
+    let f = activation::forward(desc.activation.activation(), gate);
+    // No slope is above 1.13.
+    (f * up, (f * up).abs() + f.abs() * of_up + 1.13 * up.abs() * of_gate)
 }
 
 /// `activation(alpha op(a) op(b) + beta c + bias)` of matrix `batch` at (`row`, `col`).

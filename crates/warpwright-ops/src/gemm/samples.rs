@@ -9,9 +9,9 @@ use super::kernel::Gemm;
 use super::persistent::{PersistentGemm, SummingGemm};
 use super::tuning::{self, Config, PersistentConfig};
 use super::warpgroup::WarpgroupGemm;
-use super::{GemmDesc, Major, OP, f16x3, pack, split};
+use super::{GatedLinearDesc, GemmDesc, Major, OP, f16x3, gated, pack, split};
 use crate::PlanError;
-use crate::activation::Activation;
+use crate::activation::{Activation, GatedActivation};
 use crate::catalogue::{Asked, Direction, Entry, Family, Planned, TARGETS, Transpose};
 use crate::plan::{self, Real};
 
@@ -21,7 +21,8 @@ pub(crate) const FAMILY: Family =
 
 /// The family's row of the catalogue.
 fn entries() -> Vec<Entry> {
-    vec![Entry { op: OP, direction: Direction::Forward, dtypes: &DType::FLOATS, targets: &TARGETS }]
+    let entry = |op| Entry { op, direction: Direction::Forward, dtypes: &DType::FLOATS, targets: &TARGETS };
+    vec![entry(OP), entry(gated::OP)]
 }
 
 /// Plans what is asked for.
@@ -30,6 +31,19 @@ fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
     // Square matrices.
     let side = (asked.len / 3).isqrt().max(1);
     let of = |extent: Option<usize>| extent.unwrap_or(side);
+    if asked.entry.op == gated::OP {
+        let f = o.activation().unwrap_or(Activation::Silu);
+        let unit = GatedActivation::ALL.into_iter().find(|unit| unit.activation() == f);
+        let expected = "silu, gelu_erf or gelu_tanh";
+        return asked.plan(&GatedLinearDesc {
+            dtype: asked.dtype,
+            rows: of(o.m()),
+            in_features: of(o.k()),
+            out_features: of(o.n()),
+            activation: unit
+                .ok_or_else(|| PlanError::refused(gated::OP, "activation", f.name(), expected))?,
+        });
+    }
     let bias_gradient = o.bias_gradient().is_some();
     let usual = Transpose { a: bias_gradient, b: !bias_gradient };
     let Transpose { a, b } = o.transpose().unwrap_or(usual);
@@ -46,7 +60,10 @@ fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
 }
 
 /// Every kernel that a plan can hold.
-fn kernels(_: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
+fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
+    if entry.op == gated::OP {
+        return gated_kernels(entry, dtype, target);
+    }
     let mut all = vec![
         plan::recorded(OP, &split::SumParts { dtype }, target)?,
         plan::recorded(OP, &pack::Pack { dtype }, target)?,
@@ -84,6 +101,25 @@ fn kernels(_: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanE
                         }
                     }
                 }
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// Kernels of gated linear units but for those of products.
+fn gated_kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
+    let mut all = Vec::new();
+    for activation in GatedActivation::ALL {
+        let unit = Entry { op: activation.name(), ..*entry };
+        all.extend((crate::activation::samples::FAMILY.kernels)(&unit, dtype, target)?);
+        if dtype.bytes() != 2 || target.sm != 90 {
+            continue;
+        }
+        for config in tuning::persistent_configs().filter(gated::has_panels) {
+            for store in [Store::Panels, Store::Rows] {
+                let def = gated::GatedProduct { dtype, config, store, activation };
+                all.push(plan::recorded(gated::OP, &def, Target::specific(target.sm))?);
             }
         }
     }

@@ -1,9 +1,9 @@
 //! Products of matrices on tensor cores and on the ordinary units.
 
 use warpwright_ops::Operation;
-use warpwright_ops::activation::Activation;
-use warpwright_ops::gemm::GemmDesc;
+use warpwright_ops::activation::{Activation, GatedActivation};
 use warpwright_ops::gemm::tuning::{self, Config, PersistentConfig, Tiled, Tiles, WarpgroupConfig};
+use warpwright_ops::gemm::{GatedLinearDesc, GemmDesc};
 use warpwright_ops::grouped_gemm::{GroupedGemmDesc, Grouping};
 use warpwright_ops::matmul_4bit::tuning::{
     self as four_bits, Config as FourBits, WarpgroupConfig as FourBitGroups,
@@ -289,6 +289,25 @@ fn summing(dtype: DType, cols: u32, cluster: u32) {
 fn defects_of_sums_beside_products_are_noticed() {
     summing(DType::BF16, 64, 1);
     summing(DType::F16, 128, 2);
+}
+
+/// Gated linear units in one launch, in small tiles: results that copies store, and those that begin anywhere.
+#[test]
+#[ignore = "nightly: mutation-products"]
+fn defects_of_gated_linear_units_are_noticed() {
+    let sweep = Sweep { skipped: |name| !name.starts_with("gated_linear_"), ..SWEEP };
+    for cols in [128, 256] {
+        let layout = PersistentConfig { rows: 128, cols, groups: 2, stages: 2, cluster: 1, height: 2 };
+        let shapes =
+            [[65, 72, 40], [136, 200, 328], [8, 67, 328], [1, 1, 8], [128 * 70, 136, 24], [128 * 70, 129, 8]];
+        let cases: Vec<usize> = (0..shapes.len()).collect();
+        sweep.check(&plans(&cases, |i| {
+            let [rows, out_features, in_features] = shapes[i];
+            let (dtype, activation) = (DType::BF16, GatedActivation::Swiglu);
+            let desc = GatedLinearDesc { dtype, rows, in_features, out_features, activation };
+            desc.plan_with(TARGET, layout).expect("plan")
+        }));
+    }
 }
 
 /// Products of 8-bit matrices with scales, in persistent blocks with small tiles and on the ordinary units.

@@ -28,7 +28,7 @@ use warpwright_ops::dynamic_map::Map;
 use warpwright_ops::elementwise::{ElementwiseDesc, Expr, InputDesc};
 use warpwright_ops::embedding::{EmbeddingBackwardDesc, EmbeddingDesc};
 use warpwright_ops::gather_scatter::{GatherRowsDesc, IndexedRows, RowDotsDesc, ScatterRowsDesc};
-use warpwright_ops::gemm::GemmDesc;
+use warpwright_ops::gemm::{GatedLinearDesc, GemmDesc};
 use warpwright_ops::group_norm::{GroupNormBackwardDesc, GroupNormDesc, GroupShape};
 use warpwright_ops::grouped_gemm::GroupedGemmDesc;
 use warpwright_ops::kv_cache::{AppendKvCacheDesc, CacheRotation};
@@ -313,6 +313,15 @@ fn every_primitive() -> Vec<(String, Counters)> {
     add(plan.op(), "backward", count(&plan));
     let product = GemmDesc::new(dtype, [256, 128, 64], false, true).plan(TARGET).expect("plan");
     add(product.op(), "forward", count(&product));
+    let unit = GatedLinearDesc {
+        dtype: DType::BF16,
+        rows: 128,
+        in_features: 64,
+        out_features: 64,
+        activation: GatedActivation::Swiglu,
+    };
+    let unit = unit.plan(TARGET).expect("plan");
+    add(unit.op(), "forward", count(&unit));
     for groups in [
         GroupedGemmDesc::new(DType::BF16, 4, [256, 128, 64], true),
         GroupedGemmDesc::new_k(DType::BF16, 4, [128, 64, 256]),

@@ -1,8 +1,12 @@
 //! Products of matrices: every case on targets with other kernels, what is refused, and what must not change.
 
 use warpwright::dsl::Major;
+use warpwright_ops::activation::GatedActivation;
 use warpwright_ops::gemm::tuning::Access;
-use warpwright_ops::gemm::{Addend, GemmArgs, GemmDesc, MatmulOptions, Precision, matmul, reference, tuning};
+use warpwright_ops::gemm::{
+    Addend, GatedLinearDesc, GemmArgs, GemmDesc, MatmulOptions, Precision, gated_linear, matmul, reference,
+    tuning,
+};
 use warpwright_ops::plan::Real;
 use warpwright_ops::{Error, Operation, PlanError};
 use warpwright_ptx::isa::DeviceLimits;
@@ -299,4 +303,85 @@ fn sums_of_rows_do_not_depend_on_schedules() {
         }
         assert!(results.windows(2).all(|pair| pair[0] == pair[1]), "{config:?}");
     }
+}
+
+/// Gated units are one launch where persistent blocks multiply, and two products and the unit elsewhere and where few tiles are shared.
+#[test]
+fn gated_units_are_one_launch_of_large_products() {
+    let unit = |dtype, [rows, out_features, in_features]: [usize; 3]| {
+        let activation = GatedActivation::Swiglu;
+        GatedLinearDesc { dtype, rows, in_features, out_features, activation }
+    };
+    let launches = |desc: &GatedLinearDesc, sm| {
+        let plan = desc.plan(Target::sm(sm)).expect("plan");
+        (plan.steps().len(), plan.steps()[0].kernel().name().starts_with("gated_linear_"))
+    };
+    for sizes in [[8192, 8192, 2048], [4096, 14_336, 4096], [64, 14_336, 4096], [300, 1001, 1024]] {
+        assert_eq!(launches(&unit(DType::BF16, sizes), 90), (1, true), "{sizes:?}");
+        assert!(!launches(&unit(DType::BF16, sizes), 80).1, "{sizes:?}");
+        assert!(!launches(&unit(DType::F32, sizes), 90).1, "{sizes:?}");
+    }
+    // Rows that begin anywhere, and a common dimension that many blocks share.
+    for sizes in [[256, 512, 1023], [16, 128, 65_536]] {
+        let (count, fused) = launches(&unit(DType::F16, sizes), 90);
+        assert!(count >= 3 && !fused, "{sizes:?}");
+    }
+    let layouts =
+        tuning::configs(DType::BF16, Target::sm(90)).into_iter().filter_map(|config| match config {
+            tuning::Config::Persistent(layout) => Some(layout),
+            _ => None,
+        });
+    let small = unit(DType::BF16, [64, 64, 64]);
+    for layout in layouts {
+        let refused = [
+            (layout.cols < 128, small.plan_with(Target::sm(90), layout)),
+            (true, small.plan_with(Target::sm(80), layout)),
+            (true, GatedLinearDesc { in_features: 63, ..small.clone() }.plan_with(Target::sm(90), layout)),
+            (true, GatedLinearDesc { dtype: DType::F32, ..small.clone() }.plan_with(Target::sm(90), layout)),
+        ];
+        for (refused, plan) in refused {
+            let is =
+                matches!(plan, Err(PlanError::Parameter { op: "gated_linear", parameter: "config", .. }));
+            assert_eq!(is, refused, "{layout:?}");
+        }
+    }
+    let e = unit(DType::BF16, [1 << 31, 8, 8]).plan(Target::sm(90)).expect_err("too many rows");
+    assert!(matches!(e, PlanError::Parameter { op: "gated_linear", parameter: "rows", .. }), "{e}");
+    let e = unit(DType::I32, [8; 3]).plan(Target::sm(90)).expect_err("integers");
+    assert!(matches!(e, PlanError::DType { op: "gated_linear", tensor: "x", .. }), "{e}");
+}
+
+#[test]
+fn gated_units_refuse_other_shapes_and_do_not_depend_on_schedules() {
+    let mut results = Vec::new();
+    for seed in 0..3 {
+        let device = Device::emulator_with(EmulatorConfig { seed, ..EmulatorConfig::default() });
+        let stream = device.stream().expect("stream");
+        let tensor = |shape: &[usize]| {
+            let len = shape.iter().product();
+            let values: Vec<_> = (0..len).map(|i| f64::from((i as f32 * 0.37).sin())).collect();
+            let bytes = storage::encode(DType::F16, &values);
+            Tensor::from_bytes(&device, DType::F16, &bytes, shape).expect("memory")
+        };
+        let (x, gate, up) = (tensor(&[2, 75, 136]), tensor(&[200, 136]), tensor(&[200, 136]));
+        let unit = |x: &Tensor, gate: &Tensor, up: &Tensor| {
+            gated_linear(&stream, x, gate, up, GatedActivation::GegluTanh)
+        };
+        let y = unit(&x, &gate, &up).expect("launch");
+        assert_eq!(y.shape(), [2, 75, 200]);
+        results.push(y.to_bytes().expect("bytes"));
+        assert!(device.findings().is_empty());
+        for (gate, up, name) in [
+            (tensor(&[200, 135]), tensor(&[200, 135]), "gate"),
+            (tensor(&[136]), tensor(&[136]), "gate"),
+            (tensor(&[200, 136]), tensor(&[199, 136]), "up"),
+        ] {
+            let e = unit(&x, &gate, &up).expect_err("a shape");
+            assert!(
+                matches!(e, Error::Plan(PlanError::Parameter { op: "gated_linear", parameter, .. }) if parameter == name),
+                "{e}"
+            );
+        }
+    }
+    assert!(results.windows(2).all(|pair| pair[0] == pair[1]));
 }

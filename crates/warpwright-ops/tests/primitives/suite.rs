@@ -22,9 +22,10 @@ pub(crate) enum Sample {
 }
 
 /// The operations whose cases take nearly all of the time.
-const LONG: [&str; 18] = [
+const LONG: [&str; 19] = [
     "attention",
     "conv",
+    "gated_linear",
     "gemm",
     "grouped_gemm",
     "gru",

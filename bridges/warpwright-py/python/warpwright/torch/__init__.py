@@ -31,7 +31,7 @@ from ._kv_cache import append_kv_cache
 from ._linear_4bit import linear_4bit
 from ._linear_cross_entropy import linear_cross_entropy
 from ._local_response import local_response_norm
-from ._matmul import addmm, baddbmm, int_mm, linear, matmul, scaled_mm
+from ._matmul import addmm, baddbmm, gated_linear, int_mm, linear, matmul, scaled_mm
 from ._operators import (
     dequantize_fp4,
     dequantize_int4,
@@ -119,6 +119,7 @@ __all__ = [
     "dropout_add",
     "elementwise",
     "embedding",
+    "gated_linear",
     "gather_rows",
     "geglu",
     "geglu_tanh",

@@ -384,6 +384,11 @@ pub(super) fn pack_us(bytes: u64) -> f64 {
     PARTS_US + bytes as f64 / PACK_RATE
 }
 
+/// Microseconds of a pass over so many bytes, with the launch.
+pub(super) fn pass_us(bytes: u64) -> f64 {
+    PARTS_US + bytes as f64 / MEMORY_RATE
+}
+
 /// Microseconds of a product as [`choose`] says.
 pub(super) fn us(
     (dtype, precision): (DType, Precision),
