@@ -133,6 +133,8 @@ fn given(name: &str, op: &str, backward: bool) -> Vec<String> {
         "float8_cache" if op == "append_kv_cache" => &["float8_cache"],
         // Codes of the dynamic maps have blocks of two sizes.
         "block_size" if op.ends_with("_dynamic") || op.ends_with("_udynamic") => &["block_size=4096"],
+        // Of one position both are alike.
+        "channels_last" if op == "selective_scan_update" => &["steps=2", "channels_last"],
         // The common extent of a product has more than a row.
         "k" if op == "topk" => &["k=5"],
         // Reductions of 16 bits may stay as wide as they are taken.
