@@ -7,6 +7,7 @@ of which each group has a result [n, k]. `scaled_matmul`: the same as `matmul` o
 shape is (batch, sequence, heads, head_dim), the keys' where there are other `queries`; options `causal`, `kv_heads`, `queries` and
 `value_width`, the head_dim of the values where it differs.
 `linear_cross_entropy`: shape is (rows, features, classes).
+`gated_linear`: shape is (m, n, k): `silu(x gate^T) * (x up^T)` of two weights [n, k].
 """
 
 from __future__ import annotations
@@ -36,6 +37,19 @@ class MatMul(Problem):
 
     def ours(self, ww: Any) -> Function:
         return lambda out=None: ww.matmul(*self.inputs, out=out)
+
+
+class GatedLinear(Problem):
+    def __init__(self, case: Case, draw: Draw) -> None:
+        rows, cols, depth = case.shape
+        self.inputs = [draw((rows, depth)), draw((cols, depth)), draw((cols, depth))]
+
+    def theirs(self, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        gate, up = rest
+        return F.silu(x @ gate.mT) * (x @ up.mT)
+
+    def ours(self, ww: Any) -> Function:
+        return lambda out=None: ww.gated_linear(*self.inputs, out=out)
 
 
 class ScaledMatMul(Problem):
@@ -250,6 +264,7 @@ class Attention(Problem):
 
 PROBLEMS: dict[str, type[Problem]] = {
     "matmul": MatMul,
+    "gated_linear": GatedLinear,
     "grouped_matmul": GroupedMatMul,
     "scaled_matmul": ScaledMatMul,
     "matmul_4bit": MatMul4bit,

@@ -112,6 +112,9 @@ class Case:
             rows, cols, depth = self.shape
             group, of_scale = WEIGHT_GROUPS[self.option("format", "nf4")]
             return rows * (depth + cols) * size + cols * depth // 2 + cols * depth // group * of_scale
+        if self.op == "gated_linear":
+            rows, cols, depth = self.shape
+            return (rows * (cols + depth) + 2 * cols * depth) * size
         if self.op == "grouped_matmul":
             groups, rows, cols, depth = self.shape
             # The same of either grouping: what is a result in one is a factor in the other.
@@ -166,6 +169,8 @@ class Case:
         """Floating-point operations of the matrix products that it must do; 0 where memory is the only bound."""
         if self.op in ("matmul", "scaled_matmul", "matmul_4bit"):
             return 2 * math.prod(self.shape)
+        if self.op == "gated_linear":
+            return 4 * math.prod(self.shape)
         if self.op == "grouped_matmul":
             return 2 * math.prod(self.shape[1:])
         if self.op == "linear_cross_entropy":
