@@ -167,7 +167,7 @@ def test_other_rotary_embeddings_stay(monkeypatch):
 
     monkeypatch.setattr(modeling, "apply_rotary_pos_emb", neighbours)
     patched = alike(model, lambda found: found.last_hidden_state, ids)
-    assert rotations(patched) == [0] and patched.left() == {"no rotation of halves": 1}
+    assert rotations(patched) == [0] and patched.left()["no rotation of halves"] == 1
     patched.undo()
 
     def interleaved(self, x, positions):

@@ -16,12 +16,14 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.modules.module import _has_any_global_hook
 
 from . import _batch, _groups, _operators, _patch_scans, _rows
 from ._attention import attention_qkvpacked, scaled_dot_product_attention
+from ._matmul import gated_linear
 from ._patch_attention import of_parts, of_views
 from ._patch_modules import Replaced, Replacement, _unlike
-from ._patch_rules import attention_refusal, attention_rule
+from ._patch_rules import attention_refusal, attention_rule, gated_linear_rule
 from ._patch_scans import convolve, convolve_step, scan, scan_chunks, scan_heads_step, scan_step  # noqa: F401
 from ._patch_sites import HELPERS, KIND_OF, Rewriter
 from ._registry import is_compiling
@@ -179,6 +181,7 @@ def add_act(block: Any, norm: Any, act: Any, x: Tensor, other: Tensor) -> Tensor
 
 
 _GATES = {"silu": _operators.swiglu, "gelu": _operators.geglu, "gelu_tanh": _operators.geglu_tanh}
+_UNITS = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh"}
 
 
 def gate(block: Any, act: Callable[[Tensor], Tensor], x: Tensor, other: Any) -> Tensor:
@@ -187,6 +190,35 @@ def gate(block: Any, act: Callable[[Tensor], Tensor], x: Tensor, other: Any) -> 
     if function is None or not isinstance(other, Tensor) or x.shape != other.shape or x.dtype != other.dtype:
         return act(x) * other
     return block._warpwright_block["fused"].run(lambda: function(x, other), lambda: act(x) * other, block, x, None)
+
+
+def _product_reason(module: Any) -> Optional[str]:
+    """Why a factor of a gated unit is no product with a weight alone."""
+    cls = module._original if isinstance(module, Replaced) else type(module)
+    if cls is not torch.nn.Linear or "forward" in module.__dict__:
+        return f"a factor is a {cls.__name__} with a forward pass of its own"
+    if module.bias is not None:
+        return "a factor has a bias"
+    if not _plain(module) or (not is_compiling() and _has_any_global_hook()):
+        return "a factor has a hook"
+    plain = type(module.weight) in (torch.nn.Parameter, Tensor)
+    return None if plain else f"a weight is a {type(module.weight).__name__}"
+
+
+def gate_linear(block: Any, act: Callable[[Tensor], Tensor], gated: Any, up: Any, x: Tensor) -> Tensor:
+    """`act(gated(x)) * up(x)`."""
+    replacement = block._warpwright_block["gated_linear"]
+
+    def apart() -> Tensor:
+        if "fused" in block._warpwright_block:
+            return gate(block, act, gated(x), up(x))
+        return act(gated(x)) * up(x)
+
+    unit, why = _UNITS.get(_activation(act)), _product_reason(gated) or _product_reason(up)
+    if unit is None or why is not None:
+        return replacement.leave(why or "another activation", apart)
+    ours = lambda: gated_linear(x, gated.weight, up.weight, unit)  # noqa: E731
+    return replacement.run(ours, apart, block, x, gated_linear_rule(gated.weight, up.weight))
 
 
 def parts(whole: Tensor) -> Tuple[Any, Any]:
@@ -334,11 +366,11 @@ def _pays(module: Any, kind: str, paths: Sequence[str]) -> bool:
     if kind in _patch_scans.HELPERS:
         function = inspect.unwrap(type(module).forward).__globals__.get(paths[0])
         return _patch_scans.is_one(kind, function)
+    if kind in ("gate", "gate_linear"):
+        act = _resolved(module, paths[0]) if paths[0].startswith("self.") else F.silu
+        return _activation(act) in _GATES and not any(map(_product_reason, (_resolved(module, path) for path in paths[1:])))
     if kind in KIND_OF:
         return True
-    if kind == "gate":
-        act = _resolved(module, paths[0]) if paths[0].startswith("self.") else None
-        return not paths[0].startswith("self.") or _activation(act) in _GATES
     parts = [_resolved(module, path) for path in paths]
     if kind == "add_norm":
         return _norm(parts[0], "rms_norm") or _norm(parts[0], "layer_norm")

@@ -72,7 +72,11 @@ class Replacement:
                 if not traced:
                     self.ran += 1
                 return found
-        if not traced:
+        return self.leave(why, theirs)
+
+    def leave(self, why: str, theirs: Callable[..., Any]) -> Any:
+        """The result of PyTorch's function, for a reason."""
+        if not is_compiling():
             self.left[why] = self.left.get(why, 0) + 1
         return theirs()
 

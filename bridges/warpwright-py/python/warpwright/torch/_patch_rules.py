@@ -10,7 +10,9 @@ from typing import Any, Callable, Dict, Optional
 import torch
 from torch import Tensor
 
+from ._images import is_recorded
 from ._registry import is_compiling
+from ._transforms import is_transformed
 
 # A reason to leave what PyTorch has, or None.
 Reason = Optional[str]
@@ -126,6 +128,30 @@ def attention_rule(packed: bool) -> Optional[Callable[[Any, Tensor], Reason]]:
     """The same of queries of [batch, heads, rows, head_dim]. packed: they, keys and values are one tensor, whose gradients PyTorch would put
     together afterwards: it reads and writes all of them once more."""
     return None if packed else lambda module, q: attention_reason(q.shape[-1], q)
+
+
+@torch.compiler.assume_constant_result
+def _has_one_launch(index: int) -> bool:
+    """Whether a GPU has the kernel of a gated unit and both of its products."""
+    return torch.cuda.get_device_capability(index) == (9, 0)
+
+
+def gated_linear_rule(gate: Tensor, up: Tensor) -> Callable[[Any, Tensor], Reason]:
+    """A reason to leave the products of a gated unit with two weights to PyTorch."""
+
+    def rule(module: Any, x: Tensor) -> Reason:
+        if is_recorded(x, gate, up):
+            return "products whose gradients are recorded are as fast in cuBLAS"
+        dtype = used_dtype(x)
+        if dtype not in LOW:
+            return "products of 32 and 64 bits are no single launch"
+        if gate.dtype != dtype or up.dtype != dtype:
+            return "weights of another type than the products"
+        if is_transformed():
+            return "a functional transform is active"
+        return None if not x.is_cuda or _has_one_launch(x.device.index) else "products and their unit are one launch on sm_90 alone"
+
+    return rule
 
 
 def _embedding_call(module: Any, weight: Tensor) -> Reason:

@@ -6,6 +6,7 @@
     h = self.norm(h + r)                                       add_norm
     x = self.norm(x); if ...: r = ...; x += r; x = self.act(x) add_act
     self.act(a) * b, b * F.gelu(a)                             gate
+    self.act(self.gate(x)) * self.up(x)                        gate_linear
     F.scaled_dot_product_attention(q, k, v)                    attend
     q, k, v = qkv.unbind(0)                                    parts, for attend
     q, k = apply_rotary_pos_emb(q, k, cos, sin)                rotate
@@ -18,8 +19,8 @@
 What follows a condition is taken into its branches where one ends with the first operation of a chain.
 
 Each becomes a call of a function of `_patch_blocks`, which decides when it runs. What it is given is evaluated as before, in the same order
-but for a shortcut's own module, which comes before the norm that it is added behind, a factor, which comes before the activation, and a norm, which
-comes first of what is added to the sum that it reads.
+but for a shortcut's own module, which comes before the norm that it is added behind, a factor, which comes before the activation and behind what
+that reads, and a norm, which comes first of what is added to the sum that it reads.
 """
 
 import ast
@@ -31,6 +32,7 @@ HELPERS = "_warpwright_blocks"
 _GATES = {f"{f}.{name}" for f in ("F", "nn.functional", "torch.nn.functional") for name in ("silu", "gelu")}
 # The kinds of sites that are not of kind "fused".
 KIND_OF = {
+    "gate_linear": "gated_linear",
     "attend": "attention",
     "given": "attention_mask",
     "rotate": "rotary_embedding",
@@ -386,15 +388,38 @@ class Rewriter(ast.NodeTransformer):
 
     def visit_BinOp(self, node: ast.BinOp) -> Any:
         self.generic_visit(node)
-        if not isinstance(node.op, ast.Mult) or "fused" not in self.kinds:
+        if not isinstance(node.op, ast.Mult) or not {"fused", "gated_linear"} & set(self.kinds):
             return node
-        for act, other in ((node.left, node.right), (node.right, node.left)):
-            call = _module_call(act)
-            named = isinstance(act, ast.Call) and ast.unparse(act.func) in _GATES and len(act.args) == 1 and not act.keywords
-            if named or (call and not self._is_named_norm(call[0])):
-                self._site("gate", act.func)
-                return ast.copy_location(self._helper("gate", ast.Name("self", ast.Load()), act.func, act.args[0], other), node)
-        return node
+        sides = [(act, other) for act, other in ((node.left, node.right), (node.right, node.left)) if self._is_gate(act)]
+        if not sides:
+            return node
+        # A module may be the other factor.
+        act, other = next((side for side in sides if self._products(*side)), sides[0])
+        return ast.copy_location(self._gate(act, other) or node, node)
+
+    def _is_gate(self, node: Any) -> bool:
+        """Whether an expression may be the call of an activation."""
+        call = _module_call(node)
+        named = isinstance(node, ast.Call) and ast.unparse(node.func) in _GATES and len(node.args) == 1 and not node.keywords
+        return named or (call is not None and not self._is_named_norm(call[0]))
+
+    @staticmethod
+    def _products(act: Any, other: ast.AST) -> Optional[Tuple[ast.AST, ast.AST, ast.AST]]:
+        """Of `act(self.gate(x))` and `self.up(x)`: both modules and x."""
+        gate, up = _module_call(act.args[0]), _module_call(other)
+        if gate and up and _is_read(gate[1]) and ast.dump(gate[1]) == ast.dump(up[1]):
+            return gate[0], *up
+        return None
+
+    def _gate(self, act: Any, other: ast.AST) -> Optional[ast.Call]:
+        """The call for an activation and a factor."""
+        itself, products = ast.Name("self", ast.Load()), self._products(act, other)
+        if "fused" in self.kinds:
+            self._site("gate", act.func)
+        if "gated_linear" in self.kinds and products:
+            self._site("gate_linear", act.func, *products[:2])
+            return self._helper("gate_linear", itself, act.func, *products)
+        return self._helper("gate", itself, act.func, act.args[0], other) if "fused" in self.kinds else None
 
     def visit_Call(self, node: ast.Call) -> Any:
         call = _module_call(node)

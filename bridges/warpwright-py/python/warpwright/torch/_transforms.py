@@ -19,10 +19,15 @@ def takes_derivatives() -> bool:
     return any(level.key() == _functorch.TransformType.Grad for level in _levels() or ())
 
 
+def is_transformed() -> bool:
+    """Whether a functional transform is active."""
+    return _functorch is not None and _functorch.maybe_current_level() is not None
+
+
 def break_graph_of_transform() -> None:
     """Ends the graph that is being compiled if a functional transform is active: registered gradients refuse its tensors, at which some
     releases of PyTorch stop with an error."""
-    if _functorch is not None and _functorch.maybe_current_level() is not None:
+    if is_transformed():
         torch._dynamo.graph_break()
 
 
