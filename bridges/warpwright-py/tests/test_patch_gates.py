@@ -47,6 +47,58 @@ class OfTwo(Mlp):
         return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(y))
 
 
+class Named(Mlp):
+    """As T5 has it."""
+
+    def forward(self, x: Any) -> Any:
+        gated = self.act_fn(self.gate_proj(x))
+        linear = self.up_proj(x)
+        x = gated * linear
+        return self.down_proj(x)
+
+
+class Read(Mlp):
+    """A factor is read afterwards."""
+
+    def forward(self, x: Any) -> Any:
+        gated = self.act_fn(self.gate_proj(x))
+        linear = self.up_proj(x)
+        x = gated * linear
+        return self.down_proj(x + linear)
+
+
+class Halves(nn.Module):
+    """As Phi-3 has it."""
+
+    def __init__(self, act: Any = None, bias: bool = False) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Linear(32, 96, bias=bias)
+        self.down_proj = nn.Linear(48, 32, bias=False)
+        self.act_fn = nn.SiLU() if act is None else act
+
+    def forward(self, x: Any) -> Any:
+        up = self.gate_up_proj(x)
+        gate, up = up.chunk(2, dim=-1)
+        up = up * self.act_fn(gate)
+        return self.down_proj(up)
+
+
+class HalvesRead(Halves):
+    def forward(self, x: Any) -> Any:
+        up = self.gate_up_proj(x)
+        gate, up = up.chunk(2, dim=-1)
+        up = up * self.act_fn(gate)
+        return self.down_proj(up + gate)
+
+
+class OtherHalf(Halves):
+    def forward(self, x: Any) -> Any:
+        up = self.gate_up_proj(x)
+        up, gate = up.chunk(2, dim=-1)
+        up = up * self.act_fn(gate)
+        return self.down_proj(up)
+
+
 @pytest.fixture
 def block() -> Callable[..., Any]:
     def make(cls: type = Mlp, dtype: Any = torch.bfloat16, **options: Any) -> Any:
@@ -79,7 +131,7 @@ def agrees(ours: Any, theirs: Any, exact: Any) -> bool:
     return error(ours, exact) <= 1.1 * error(theirs, exact)
 
 
-@pytest.mark.parametrize("name", ["Llama", "Gemma"])
+@pytest.mark.parametrize("name", ["Llama", "Gemma", "Phi3"])
 def test_models_of_transformers(name: str) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     torch.manual_seed(5)
@@ -97,10 +149,10 @@ def test_models_of_transformers(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("case", ["silu", "gelu", "gelu tanh", "turned"])
+@pytest.mark.parametrize("case", ["silu", "gelu", "gelu tanh", "turned", "named", "halves"])
 def test_blocks(block: Any, case: str, dtype: Any) -> None:
     act = {"gelu": nn.GELU(), "gelu tanh": nn.GELU("tanh")}.get(case)
-    model, x = block(Turned if case == "turned" else Mlp, dtype, act=act)
+    model, x = block({"turned": Turned, "named": Named, "halves": Halves}.get(case, Mlp), dtype, act=act)
     with torch.no_grad():
         exact, theirs = copy.deepcopy(model).double()(x.double()), model(x)
         patched = patch(model)
@@ -111,8 +163,9 @@ def test_blocks(block: Any, case: str, dtype: Any) -> None:
     assert calls(patched) == (3, {}) and calls(patched, "fused") == (0, {}), patched.report()
 
 
-def test_training_is_as_before(block: Any) -> None:
-    model, x = block()
+@pytest.mark.parametrize("cls", [Mlp, Named, Halves])
+def test_training_is_as_before(block: Any, cls: type) -> None:
+    model, x = block(cls)
     apart = copy.deepcopy(model)
     patched, without = patch(model), patch(apart, disable={"gated_linear"})
     found = []
@@ -168,15 +221,19 @@ def test_what_watches_a_factor_sees_it(block: Any) -> None:
         assert calls(patched)[0] == 0 and sum(calls(patched)[1].values()) == 4, patched.report()
 
 
-@pytest.mark.parametrize("case", ["bias", "another input", "another activation"])
+@pytest.mark.parametrize("case", ["bias", "another input", "another activation", "bias of halves", "bias of names", "read", "halves read", "other half"])
 def test_what_is_left(block: Any, case: str) -> None:
-    options = {"bias": {"bias": True}, "another activation": {"act": nn.Tanh()}}.get(case, {})
-    model, x = block(OfTwo if case == "another input" else Mlp, **options)
+    options = {"bias": True} if "bias" in case else {"act": nn.Tanh()} if case == "another activation" else {}
+    classes = {"another input": OfTwo, "bias of halves": Halves, "bias of names": Named, "read": Read, "halves read": HalvesRead, "other half": OtherHalf}
+    model, x = block(classes.get(case, Mlp), **options)
     theirs = model(x)
     patched = patch(model)
     with torch.no_grad():
         torch.testing.assert_close(model(x), theirs, rtol=2e-2, atol=2e-2)
     assert "gated_linear" not in {entry.kind for entry in patched.entries}, patched.report()
+    # The activation and the factor are one operation as before.
+    alone = case in ("another activation", "read")
+    assert calls(patched, "fused") == (0 if alone else 1, {}), patched.report()
 
 
 def test_autocast_and_types(block: Any) -> None:

@@ -205,20 +205,36 @@ def _product_reason(module: Any) -> Optional[str]:
     return None if plain else f"a weight is a {type(module.weight).__name__}"
 
 
-def gate_linear(block: Any, act: Callable[[Tensor], Tensor], gated: Any, up: Any, x: Tensor) -> Tensor:
-    """`act(gated(x)) * up(x)`."""
+def _gated(
+    block: Any,
+    act: Callable[[Tensor], Tensor],
+    layers: Sequence[Any],
+    x: Tensor,
+    weights: Callable[[], Sequence[Tensor]],
+    products: Callable[[], Sequence[Tensor]],
+) -> Tensor:
+    """A gated unit of two products, which are of the weights of one or two layers."""
     replacement = block._warpwright_block["gated_linear"]
 
     def apart() -> Tensor:
-        if "fused" in block._warpwright_block:
-            return gate(block, act, gated(x), up(x))
-        return act(gated(x)) * up(x)
+        first, other = products()
+        return gate(block, act, first, other) if "fused" in block._warpwright_block else act(first) * other
 
-    unit, why = _UNITS.get(_activation(act)), _product_reason(gated) or _product_reason(up)
+    unit, why = _UNITS.get(_activation(act)), next(filter(None, map(_product_reason, layers)), None)
     if unit is None or why is not None:
         return replacement.leave(why or "another activation", apart)
-    ours = lambda: gated_linear(x, gated.weight, up.weight, unit)  # noqa: E731
-    return replacement.run(ours, apart, block, x, gated_linear_rule(gated.weight, up.weight))
+    rule = gated_linear_rule(*(layer.weight for layer in layers))
+    return replacement.run(lambda: gated_linear(x, *weights(), unit), apart, block, x, rule)
+
+
+def gate_linear(block: Any, act: Callable[[Tensor], Tensor], gated: Any, up: Any, x: Tensor) -> Tensor:
+    """`act(gated(x)) * up(x)`."""
+    return _gated(block, act, (gated, up), x, lambda: (gated.weight, up.weight), lambda: (gated(x), up(x)))
+
+
+def gate_halves(block: Any, act: Callable[[Tensor], Tensor], both: Any, x: Tensor) -> Tensor:
+    """`act(gated) * up`, of the halves of what `both(x)` gives."""
+    return _gated(block, act, (both,), x, lambda: both.weight.chunk(2), lambda: both(x).chunk(2, -1))
 
 
 def parts(whole: Tensor) -> Tuple[Any, Any]:
@@ -366,7 +382,7 @@ def _pays(module: Any, kind: str, paths: Sequence[str]) -> bool:
     if kind in _patch_scans.HELPERS:
         function = inspect.unwrap(type(module).forward).__globals__.get(paths[0])
         return _patch_scans.is_one(kind, function)
-    if kind in ("gate", "gate_linear"):
+    if kind in ("gate", "gate_linear", "gate_halves"):
         act = _resolved(module, paths[0]) if paths[0].startswith("self.") else F.silu
         return _activation(act) in _GATES and not any(map(_product_reason, (_resolved(module, path) for path in paths[1:])))
     if kind in KIND_OF:

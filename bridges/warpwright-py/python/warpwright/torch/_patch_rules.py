@@ -136,16 +136,16 @@ def _has_one_launch(index: int) -> bool:
     return torch.cuda.get_device_capability(index) == (9, 0)
 
 
-def gated_linear_rule(gate: Tensor, up: Tensor) -> Callable[[Any, Tensor], Reason]:
+def gated_linear_rule(*weights: Tensor) -> Callable[[Any, Tensor], Reason]:
     """A reason to leave the products of a gated unit with two weights to PyTorch."""
 
     def rule(module: Any, x: Tensor) -> Reason:
-        if is_recorded(x, gate, up):
+        if is_recorded(x, *weights):
             return "products whose gradients are recorded are as fast in cuBLAS"
         dtype = used_dtype(x)
         if dtype not in LOW:
             return "products of 32 and 64 bits are no single launch"
-        if gate.dtype != dtype or up.dtype != dtype:
+        if any(weight.dtype != dtype for weight in weights):
             return "weights of another type than the products"
         if is_transformed():
             return "a functional transform is active"

@@ -7,6 +7,8 @@
     x = self.norm(x); if ...: r = ...; x += r; x = self.act(x) add_act
     self.act(a) * b, b * F.gelu(a)                             gate
     self.act(self.gate(x)) * self.up(x)                        gate_linear
+    a = self.act(self.gate(x)); b = self.up(x); x = a * b      gate_linear
+    b = self.both(x); a, b = b.chunk(2, dim=-1); b = b * act(a) gate_halves
     F.scaled_dot_product_attention(q, k, v)                    attend
     q, k, v = qkv.unbind(0)                                    parts, for attend
     q, k = apply_rotary_pos_emb(q, k, cos, sin)                rotate
@@ -33,6 +35,7 @@ _GATES = {f"{f}.{name}" for f in ("F", "nn.functional", "torch.nn.functional") f
 # The kinds of sites that are not of kind "fused".
 KIND_OF = {
     "gate_linear": "gated_linear",
+    "gate_halves": "gated_linear",
     "attend": "attention",
     "given": "attention_mask",
     "rotate": "rotary_embedding",
@@ -98,6 +101,11 @@ def _is_name(node: Any, name: str) -> bool:
 
 def _uses(node: ast.AST, name: str) -> bool:
     return any(_is_name(n, name) for n in ast.walk(node))
+
+
+def _loads(node: ast.AST, name: Optional[str]) -> int:
+    """How often a name is read."""
+    return sum(isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load) for n in ast.walk(node))
 
 
 def _at_once(node: ast.AST) -> bool:
@@ -329,7 +337,45 @@ class Rewriter(ast.NodeTransformer):
             self._given_positions(node)
         if "attention" in self.kinds:
             self._parts(node)
+        if {"fused", "gated_linear"} & set(self.kinds):
+            self._gated_names(node)
+        if "gated_linear" in self.kinds:
+            self._gated_halves(node)
         return self.generic_visit(node)
+
+    def _gated_names(self, node: ast.FunctionDef) -> None:
+        """Puts both factors of a gated unit where they are multiplied, if they have names for that alone."""
+        for at, three in enumerate(zip(node.body, node.body[1:], node.body[2:])):
+            gate, up, result = map(_assigned, three)
+            if not (gate and up and result and self._is_gate(gate[1]) and self._products(gate[1], up[1])):
+                continue
+            named = isinstance(result[1], ast.BinOp) and ast.unparse(result[1]) == f"{gate[0]} * {up[0]}"
+            if named and gate[0] != up[0] and all(_loads(node, name) == 1 for name in (gate[0], up[0])):
+                three[2].value = ast.copy_location(ast.BinOp(gate[1], ast.Mult(), up[1]), result[1])  # type: ignore[attr-defined]
+                del node.body[at : at + 2]
+                return
+
+    def _gated_halves(self, node: ast.FunctionDef) -> None:
+        """A gated unit of the halves of one product."""
+        for at, three in enumerate(zip(node.body, node.body[1:], node.body[2:])):
+            product, halves, result = _step(three[0]), three[1], _assigned(three[2])
+            if not (product and result and isinstance(result[1], ast.BinOp) and isinstance(result[1].op, ast.Mult)):
+                continue
+            name, both, x = product
+            sides = [(result[1].left, result[1].right), (result[1].right, result[1].left)]
+            act = next((act for act, up in sides if self._is_gate(act) and _is_name(up, name)), None)
+            gated = getattr(act.args[0], "id", None) if act is not None else None  # type: ignore[attr-defined]
+            if gated in (None, name) or result[0] != name or _loads(node, gated) != 1:
+                continue
+            wanted = ast.parse(f"{gated}, {name} = {name}.chunk(2, dim=-1)").body[0]
+            if ast.dump(halves) == ast.dump(wanted):
+                if "fused" in self.kinds:
+                    self._site("gate", act.func)
+                self._site("gate_halves", act.func, both)
+                call = self._helper("gate_halves", ast.Name("self", ast.Load()), act.func, both, x)
+                three[2].value = ast.copy_location(call, result[1])  # type: ignore[attr-defined]
+                del node.body[at : at + 2]
+                return
 
     def _given_positions(self, node: ast.FunctionDef) -> None:
         """Masks are made from positions that were given, and not from those that are counted where there are none: what these say, the
