@@ -14,6 +14,7 @@ from torch import nn  # noqa: E402
 
 import warpwright as ww  # noqa: E402
 import warpwright.torch as wt  # noqa: E402
+from warpwright.torch._patch_rules import gated_linear_rule  # noqa: E402
 
 SMALL = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
@@ -251,6 +252,16 @@ def test_autocast_and_types(block: Any) -> None:
         with torch.autocast("cpu", torch.bfloat16):
             torch.testing.assert_close(model(x), theirs, rtol=2e-2, atol=2e-2)
     assert calls(patched)[0] == 1, patched.report()
+
+
+def test_few_rows_of_large_weights_are_left() -> None:
+    def reason(rows: int, width: int, inner: int, layers: int = 2) -> Any:
+        like = {"dtype": torch.bfloat16, "device": "meta"}
+        weights = (torch.empty(2 // layers * inner, width, **like) for _ in range(layers))
+        return gated_linear_rule(*weights)(None, torch.empty(2, rows // 2, width, **like))
+
+    assert reason(64, 4096, 14336) is None and reason(2, 2048, 8192) is None
+    assert reason(62, 4096, 14336) == reason(62, 4096, 14336, 1) == "products of few rows with large weights are faster in cuBLAS"
 
 
 def test_transforms_are_left(block: Any) -> None:

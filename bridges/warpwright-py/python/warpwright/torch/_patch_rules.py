@@ -130,6 +130,10 @@ def attention_rule(packed: bool) -> Optional[Callable[[Any, Tensor], Reason]]:
     return None if packed else lambda module, q: attention_reason(q.shape[-1], q)
 
 
+# Rows below which products with weights of more elements than this are bound by the weights' bytes.
+_FEW_ROWS, _LARGE = 64, 2**26
+
+
 @torch.compiler.assume_constant_result
 def _has_one_launch(index: int) -> bool:
     """Whether a GPU has the kernel of a gated unit and both of its products."""
@@ -147,6 +151,9 @@ def gated_linear_rule(*weights: Tensor) -> Callable[[Any, Tensor], Reason]:
             return "products of 32 and 64 bits are no single launch"
         if any(weight.dtype != dtype for weight in weights):
             return "weights of another type than the products"
+        # Compiled code is not made twice for that.
+        if not is_compiling() and x.numel() < _FEW_ROWS * x.shape[-1] and sum(weight.numel() for weight in weights) > _LARGE:
+            return "products of few rows with large weights are faster in cuBLAS"
         if is_transformed():
             return "a functional transform is active"
         return None if not x.is_cuda or _has_one_launch(x.device.index) else "products and their unit are one launch on sm_90 alone"
