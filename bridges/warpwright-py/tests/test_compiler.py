@@ -39,7 +39,9 @@ class Function(nn.Module):
         self.weights = nn.ParameterList(parameters)
 
     def forward(self, *inputs):
-        return self.function(*self.weights, *inputs)
+        # PyTorch 2.11 does not trace the iterator of a list of parameters.
+        weights = [self.weights[i] for i in range(len(self.weights))]
+        return self.function(*weights, *inputs)
 
 
 def to(dtype, x):
