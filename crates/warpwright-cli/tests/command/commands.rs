@@ -375,7 +375,7 @@ fn emit_says_what_it_does_not_take() {
         (
             &["emit", "gemm", "--causal"],
             "gemm (forward) has no option --causal",
-            "it takes --elements, --transpose, --m, --n, --k, --batch",
+            "it takes --elements, --bias-gradient, --transpose, --m, --n, --k, --batch",
         ),
         (
             &["emit", "relu", "--head-dim", "64"],
