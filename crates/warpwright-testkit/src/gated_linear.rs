@@ -10,10 +10,8 @@ use warpwright_ptx::{DType, Target};
 
 use crate::budget;
 use crate::case::{Bench, Case, CaseError, Scope, Subject, view_mut};
-use crate::gemm::summed;
-use crate::inputs::Input;
+use crate::gemm::{draw, summed};
 use crate::measure::{Comparison, Expected};
-use crate::storage;
 
 #[derive(Clone, Debug)]
 struct Gated {
@@ -81,13 +79,7 @@ fn situations(dtype: DType, scope: Scope) -> Vec<Gated> {
 
 impl Gated {
     fn draw(&self, len: usize, salt: u64) -> Vec<f64> {
-        let values = Input::Normal.values(len, salt << 32 | len as u64);
-        let mut values: Vec<f64> = values.into_iter().map(|v| storage::round(self.desc.dtype, v)).collect();
-        if self.special {
-            let specials = [f64::INFINITY, f64::NAN, 0.0, f64::NEG_INFINITY];
-            values.iter_mut().step_by(149).enumerate().for_each(|(i, v)| *v = specials[i % specials.len()]);
-        }
-        values
+        draw(self.desc.dtype, self.special, len, salt)
     }
 }
 

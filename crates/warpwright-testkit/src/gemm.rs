@@ -230,15 +230,20 @@ fn situations(dtype: DType, scope: Scope) -> Vec<GemmSubject> {
     all
 }
 
+/// Elements of a factor, of which every 149th is none that a sum survives if they are `special`.
+pub(crate) fn draw(dtype: DType, special: bool, len: usize, salt: u64) -> Vec<f64> {
+    let values = Input::Normal.values(len, salt << 32 | len as u64);
+    let mut values: Vec<f64> = values.into_iter().map(|v| storage::round(dtype, v)).collect();
+    if special {
+        let specials = [f64::INFINITY, f64::NAN, 0.0, f64::NEG_INFINITY];
+        values.iter_mut().step_by(149).enumerate().for_each(|(i, v)| *v = specials[i % specials.len()]);
+    }
+    values
+}
+
 impl GemmSubject {
     fn draw(&self, len: usize, salt: u64) -> Vec<f64> {
-        let values = Input::Normal.values(len, salt << 32 | len as u64);
-        let mut values: Vec<f64> = values.into_iter().map(|v| storage::round(self.desc.dtype, v)).collect();
-        if self.special {
-            let specials = [f64::INFINITY, f64::NAN, 0.0, f64::NEG_INFINITY];
-            values.iter_mut().step_by(149).enumerate().for_each(|(i, v)| *v = specials[i % specials.len()]);
-        }
-        values
+        draw(self.desc.dtype, self.special, len, salt)
     }
 }
 

@@ -101,15 +101,17 @@ pub(crate) trait Epilogue<'k> {
     }
 
     /// The results of two neighbouring sums of row (`row`, `down`), which is the one at `down`, 0 or 8, of the lane's; the first is at
-    /// column `col`.
+    /// column `col`. The sums themselves where an epilogue does nothing with them.
     fn pair(
         &self,
-        to: &ResultParams<'k>,
-        rows: &Self::Rows,
-        at: ((U32<'k>, u32), U32<'k>),
+        _to: &ResultParams<'k>,
+        _rows: &Self::Rows,
+        _at: ((U32<'k>, u32), U32<'k>),
         sums: [F32<'k>; 2],
-        even: Even,
-    ) -> [F32<'k>; 2];
+        _even: Even,
+    ) -> [F32<'k>; 2] {
+        sums
+    }
 
     /// Puts right in a panel what `sums`, those that its results were made of, do not give. The warp has just written its rows there.
     fn mend(&self, _to: &ResultParams<'k>, _rows: &Self::Rows, _panel: &ResultPanel<'k>, _sums: &[Pair<'k>]) {

@@ -10,7 +10,7 @@ use warpwright_ptx::{DType, Target};
 use warpwright_runtime::LaunchStep;
 
 use super::engine::{Arriving, Blocks, Epilogue, Loader, Pair, Place, Store, WorkArgs, WorkParams};
-use super::epilogue::{Even, ResultArgs, ResultParams, sums_dtype};
+use super::epilogue::{ResultArgs, sums_dtype};
 use super::lengths::Matrices;
 use super::tuning::{self, PersistentConfig, Shape};
 use super::{GemmDesc, MAX_BOX_STRIDE, MAX_SIDE, Part, WIDE};
@@ -146,17 +146,6 @@ impl<'k> Epilogue<'k> for Unit {
             .zip(ups)
             .map(|(&(down, right, gate), (.., up))| (down, right, [0, 1].map(|i| unit(gate[i], up[i]))));
         (joined.collect(), col >> 1)
-    }
-
-    fn pair(
-        &self,
-        _: &ResultParams<'k>,
-        (): &(),
-        _: ((U32<'k>, u32), U32<'k>),
-        sums: [F32<'k>; 2],
-        _: Even,
-    ) -> [F32<'k>; 2] {
-        sums
     }
 }
 

@@ -4,7 +4,6 @@ use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 
 use crate::gemm::engine::{Blocks, Epilogue, Store, WorkArgs};
-use crate::gemm::epilogue::{Even, ResultParams};
 use crate::gemm::groups::{GroupArgs, Grouping};
 use crate::gemm::tuning::PersistentConfig;
 
@@ -46,17 +45,6 @@ impl<'k> Epilogue<'k> for Sums {
     type Rows = ();
 
     fn rows(&self, _: U32<'k>, _: &dyn Fn(u32) -> U32<'k>) {}
-
-    fn pair(
-        &self,
-        _: &ResultParams<'k>,
-        (): &(),
-        _: ((U32<'k>, u32), U32<'k>),
-        sums: [F32<'k>; 2],
-        _: Even,
-    ) -> [F32<'k>; 2] {
-        sums
-    }
 }
 
 impl KernelDef for GroupedGemm {
