@@ -5,13 +5,15 @@
 
 A line of JSON for each contender of each case: microseconds of a forward and a backward pass by the device's clock, the median of samples, each of the slowest
 rank. `alone` is the same work of one GPU without an exchange, `exchange` the exchange without the work. A contender that fails has a line that says
-why. --tiny runs small cases, on CPUs with gloo if there are too few GPUs, to see that everything works; its times mean nothing.
+why; if it fails on some of the ranks only, they leave, because the others wait for them. --graphs captures the steps of batch norm and linear
+layers in CUDA graphs, too. --tiny runs small cases, on CPUs with gloo if there are too few GPUs, to see that everything works; its times mean nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import os
 import statistics
@@ -28,13 +30,15 @@ import warpwright.torch as wt
 
 Contenders = Iterator[tuple[str, Callable[[], Callable[[], Any]]]]
 SAMPLES, PATIENCE = 9, datetime.timedelta(seconds=120)
+# Seconds that ranks fail after each other.
+TOLERANCE = 20
 
 
 class Lab:
     """Where a rank measures."""
 
     def __init__(self, tiny: bool) -> None:
-        self.tiny = tiny
+        self.tiny, self.measured = tiny, 0
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.on_gpu = torch.cuda.device_count() >= self.size
         self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if self.on_gpu else torch.device("cpu")
@@ -58,6 +62,41 @@ class Lab:
         end.record()
         end.synchronize()
         return begin.elapsed_time(end) / calls * 1e3
+
+    def captured(self, step: Callable[[], Any]) -> Callable[[], Any]:
+        """The step as a CUDA graph, with the calls of NCCL."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        # Threads of the process group ask for events meanwhile.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            kept = step()
+
+        def replay() -> Any:
+            graph.replay()
+            return kept
+
+        return replay
+
+    def all_fail(self, failed: bool) -> bool:
+        """Whether no rank has got through what this one has not, so that none waits for it."""
+        store = dist.distributed_c10d._get_default_store()
+        self.measured += 1
+        key = f"failed/{self.measured}"
+        if not failed:
+            return True
+        store.add(key, 1)
+        until = time.monotonic() + TOLERANCE
+        while time.monotonic() < until:
+            if store.add(key, 0) == self.size:
+                return True
+            time.sleep(0.1)
+        return False
 
     def slowest(self, us: float) -> float:
         worst = torch.tensor([us], dtype=torch.float64, device=self.device)
@@ -186,15 +225,21 @@ def linears(lab: Lab) -> Iterator[tuple[dict[str, Any], Contenders]]:
 
 
 def attentions(lab: Lab) -> Iterator[tuple[dict[str, Any], Contenders]]:
-    for length, heads, kv_heads in [(16 * lab.size, 4, 2)] if lab.tiny else [(32768, 32, 32), (32768, 32, 8), (8192, 32, 8)]:
+    tiny = [(16 * lab.size, 4, 2, 1), (16 * lab.size, 4, 2, 4)]
+    for length, heads, kv_heads, packed in tiny if lab.tiny else [(32768, 32, 32, 1), (32768, 32, 8, 1), (8192, 32, 8, 1), (32768, 32, 8, 8)]:
         dim = 32 if lab.tiny else 128
+        # Sequences of one length, one after the other.
+        ends = torch.arange(packed + 1, device=lab.device, dtype=torch.int32) * (length // packed)
+        longest = length // packed
         own = length // lab.size
         q, dy = lab.normal(1, own, heads, dim), lab.normal(1, own, heads, dim)
         k, v = (lab.normal(1, own, kv_heads, dim) for _ in range(2))
 
         def ours(method: str) -> Callable[[], Callable[[], Any]]:
+            options = {"cu_seqlens": ends, "max_seqlen": longest} if packed > 1 else {}
+
             def function(*tensors: torch.Tensor) -> torch.Tensor:
-                return wt.parallel.context_parallel_attention(*tensors, causal=True, method=method)
+                return wt.parallel.context_parallel_attention(*tensors, causal=True, method=method, **options)
 
             return lambda: both_ways(function, [q, k, v], dy)
 
@@ -202,7 +247,10 @@ def attentions(lab: Lab) -> Iterator[tuple[dict[str, Any], Contenders]]:
             # As much of the whole as each rank computes, by heads.
             mine, others = heads // lab.size, max(kv_heads // lab.size, 1)
             tensors = [lab.normal(1, length, n, dim) for n in (mine, others, others)]
-            return both_ways(lambda *qkv: wt.attention(*qkv, causal=True), tensors, lab.normal(1, length, mine, dim))
+            options = {}
+            if packed > 1:
+                options = {f"cu_seqlens_{t}": ends for t in "qk"} | {f"max_seqlen_{t}": longest for t in "qk"}
+            return both_ways(lambda *qkv: wt.attention(*qkv, causal=True, **options), tensors, lab.normal(1, length, mine, dim))
 
         def theirs(rotate: str) -> Callable[[], Callable[[], Any]]:
             def make() -> Callable[[], Any]:
@@ -242,6 +290,8 @@ def attentions(lab: Lab) -> Iterator[tuple[dict[str, Any], Contenders]]:
             return step
 
         about = {"op": "context_parallel_attention", "shape": (1, length, heads, kv_heads, dim), "dtype": "bf16"}
+        if packed > 1:
+            about["sequences"] = packed
         yield about, iter([
             ("warpwright ring", ours("ring")),
             ("warpwright all_gather", ours("all_gather")),
@@ -249,14 +299,14 @@ def attentions(lab: Lab) -> Iterator[tuple[dict[str, Any], Contenders]]:
             ("torch allgather", theirs("allgather")),
             ("torch alltoall", theirs("alltoall")),
             ("exchange", exchange),
-        ] if kv_heads == heads or lab.tiny else [
+        ] if kv_heads == heads or lab.tiny and packed == 1 else [
             ("warpwright ring", ours("ring")), ("warpwright all_gather", ours("all_gather")), ("warpwright alone", alone), ("exchange", exchange),
         ])
 
 
-def measured(lab: Lab, make: Callable[[], Callable[[], Any]]) -> dict[str, Any]:
+def measured(lab: Lab, make: Callable[[], Callable[[], Any]], graph: bool) -> dict[str, Any]:
     try:
-        step = make()
+        step = lab.captured(make()) if graph else make()
         scope = getattr(step, "scope", None)
         if scope is None:
             us, spread = lab.microseconds(step)
@@ -272,6 +322,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="a file that lines are added to")
     parser.add_argument("--only", default="", help="cases whose operation has this in its name")
+    parser.add_argument("--graphs", action="store_true")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     lab = Lab(options.tiny)
@@ -283,8 +334,13 @@ def main() -> None:
         for about, contenders in cases(lab):
             if options.only not in about["op"]:
                 continue
-            for who, make in contenders:
-                line = json.dumps({**about, "who": who, **measured(lab, make), **where})
+            graphs = [False, True] if options.graphs and cases is not attentions else [False]
+            for graph, (who, make) in itertools.product(graphs, list(contenders)):
+                found = measured(lab, make, graph)
+                line = json.dumps({**about, "who": f"{who} in a graph" if graph else who, **found, **where})
+                if not lab.all_fail("failed" in found):
+                    print(f"rank {lab.rank} alone: {line}", flush=True)
+                    os._exit(1)
                 if lab.rank == 0:
                     print(line, flush=True)
                     if options.out:

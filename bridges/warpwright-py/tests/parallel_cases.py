@@ -334,21 +334,67 @@ def attention(here: Here) -> None:
 @case
 def attention_again(here: Here) -> None:
     """The same bits in every run."""
-    for method in ("ring", "all_gather"):
+    for method, packed in itertools.product(("ring", "all_gather"), (False, True)):
         found = []
         for _ in range(2):
             torch.manual_seed(13)
-            found.append(attend(here, torch.bfloat16, True, method, 2, None))
+            again = attend_packed(here, torch.bfloat16, True, method, 2) if packed else attend(here, torch.bfloat16, True, method, 2, None)
+            found.append(again)
         assert all(torch.equal(a, b) for a, b in zip(*found)), method
+
+
+# Chunks of packed sequences; one is empty, one a chunk of one position.
+PACKED = [3, 0, 1, 4]
+
+
+def attend_packed(here: Here, dtype: torch.dtype, causal: bool, method: str, heads: int) -> list[torch.Tensor]:
+    """Sequences one after the other, each of which sees itself alone."""
+    about = "packed", dtype, causal, method, heads
+    ends = torch.tensor([0, *itertools.accumulate(2 * here.size * n for n in PACKED)], dtype=torch.int32, device=here.device)
+    length, dim = int(ends[-1]), 16
+    q = normal(1, length, 4, dim, here=here, dtype=dtype)
+    k, v = (normal(1, length, heads, dim, here=here, dtype=dtype) for _ in range(2))
+    dy = normal(1, length, 4, dim, here=here, dtype=dtype)
+    exact = [leaf(t, torch.float64) for t in (q, k, v)]
+    turned = [t.transpose(1, 2).repeat_interleave(4 // t.shape[2], 1) for t in exact]
+    of_sequence = torch.repeat_interleave(torch.arange(len(PACKED), device=here.device), ends.diff().long())
+    mask = of_sequence[:, None] == of_sequence
+    o = F.scaled_dot_product_attention(*turned, attn_mask=mask.tril() if causal else mask).transpose(1, 2)
+    o.backward(dy.double())
+
+    def own(t: torch.Tensor) -> torch.Tensor:
+        return P.zig_zag_split(t, here.group, 1, ends)
+
+    mine = [leaf(own(t)) for t in (q, k, v)]
+    longest = 2 * here.size * max(PACKED) if causal else None
+    ours = P.context_parallel_attention(*mine, here.group, causal, method, cu_seqlens=ends, max_seqlen=longest)
+    ours.backward(own(dy))
+    close(ours, own(o), ("o", *about), 2.0)
+    for name, got, reference in zip("qkv", mine, exact):
+        close(got.grad, own(reference.grad), (f"d{name}", *about), 4.0)
+    return [ours.detach(), *(t.grad for t in mine)]
+
+
+@case
+def attention_packed(here: Here) -> None:
+    dtypes = [torch.float32, torch.bfloat16, torch.float64]
+    for number, (method, causal, heads) in enumerate(itertools.product(("ring", "all_gather"), (True, False), (4, 2, 1))):
+        attend_packed(here, dtypes[number % 3], causal, method, heads)
 
 
 @case
 def zig_zag(here: Here) -> None:
     whole = torch.arange(4 * here.size * 3, device=here.device, dtype=torch.float64)
-    for x, dim in ((whole, 0), (whole.reshape(3, -1), 1), (whole.reshape(-1, 3), -2)):
+    ends = torch.tensor([0, 2, 2, 4], dtype=torch.int32, device=here.device) * here.size
+    forms = [(whole, 0, None), (whole.reshape(3, -1), 1, None), (whole.reshape(-1, 3), -2, None), (whole.reshape(3, -1), 1, ends)]
+    for x, dim, packed in forms:
         x = leaf(x)
-        part = P.zig_zag_split(x, here.group, dim)
-        joined = P.zig_zag_join(part, here.group, dim)
+        part = P.zig_zag_split(x, here.group, dim, packed)
+        if packed is not None and here.size > 1:
+            # Of each of two sequences of a position for each chunk.
+            first, length = here.rank, 2 * here.size
+            assert torch.equal(part, x[:, [first, length - 1 - first, length + first, 2 * length - 1 - first]])
+        joined = P.zig_zag_join(part, here.group, dim, packed)
         assert torch.equal(joined, x)
         joined.square().sum().backward()
         # This rank's part of the gradient.
@@ -403,6 +449,21 @@ def refusals(here: Here) -> None:
     q = normal(1, 3, 2, 8, here=here)
     refused(ww.ParameterError, "method", lambda: P.context_parallel_attention(q, q, q, group, method="tree"))
     refused(ww.ShapeError, "k", lambda: P.context_parallel_attention(q, q[:, :2], q, group))
+    even = normal(2, 4 * here.size, 2, 8, here=here)
+    ends = torch.tensor([0, 4 * here.size * here.size], dtype=torch.int32, device=here.device)
+
+    def packed(given: Any, tensor: torch.Tensor = even[:1], longest: int | None = None) -> Callable[[], Any]:
+        return lambda: P.context_parallel_attention(tensor, tensor, tensor, group, cu_seqlens=given, max_seqlen=longest)
+
+    packed(ends)()
+    refused(ww.ShapeError, "q", packed(ends, even))
+    refused(ww.ParameterError, "max_seqlen", packed(None, even, 4))
+    refused(ww.DtypeError, "cu_seqlens", packed(ends.long()))
+    refused(ww.ShapeError, "cu_seqlens", packed(ends[None]))
+    if here.size > 1:
+        refused(ww.ParameterError, "cu_seqlens", packed(torch.cat([ends[:1], ends[1:] // 2 + 1, ends[1:]])))
+    refused(ww.ParameterError, "cu_seqlens", packed(torch.cat([ends, ends[1:].repeat(3) // 2])))
+    refused(ww.ParameterError, "cu_seqlens", packed(torch.cat([ends, ends[1:].repeat(2) * 2])))
     refused(ww.ShapeError, "logits", lambda: P.vocab_parallel_cross_entropy(x, torch.zeros(2, 3, dtype=torch.long), 1000, group))
     refused(ww.ParameterError, "num_classes", lambda: P.vocab_parallel_cross_entropy(x, torch.zeros(2, 3, dtype=torch.long), 0, group))
     if here.size > 1:

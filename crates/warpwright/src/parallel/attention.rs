@@ -243,7 +243,7 @@ impl<'c> ContextParallel<'c> {
         })?;
         match merged {
             Some(Merged { o, lse }) => Ok(AttentionOutput { o: into_dtype(stream, o, q.dtype())?, lse }),
-            None => Err(refused(OP, "ranks", "0".to_owned(), "1 or more")),
+            None => Err(no_ranks()),
         }
     }
 
@@ -317,8 +317,8 @@ impl<'c> ContextParallel<'c> {
             true => Some(second_half(stream, output)?),
             false => None,
         };
-        let mut dq = Tensor::zeros_on(stream, wide, q.shape())?;
         let size = self.comm.size();
+        let mut dq = None;
         let mut gathered = match self.variant {
             Variant::AllGather => {
                 let zeros = |x: &Tensor| Tensor::zeros_on(stream, wide, &[&[size], x.shape()].concat());
@@ -326,6 +326,8 @@ impl<'c> ContextParallel<'c> {
             }
             Variant::Ring => None,
         };
+        // Those of the own keys stay here; those of other ranks travel with the keys, and come home at the end.
+        let mut own: Option<[Tensor; 2]> = None;
         let mut arriving: Option<([Tensor; 2], Event)> = None;
         let shapes = [k, v].map(Tensor::shape);
         self.each_rank(stream, [k, v], |other, k, v| {
@@ -341,32 +343,50 @@ impl<'c> ContextParallel<'c> {
                 }
                 _ => attention_backward(stream, q, k, v, output, dy, scores)?,
             };
-            self.accumulate(stream, &mut dq, &part.dq, (share == Share::LastQueries).then_some(true))?;
+            let AttentionGradients { dq: of_q, dk, dv, .. } = part;
+            match &mut dq {
+                // The own keys are the first ones, and all queries see some of them.
+                None => dq = Some(into_dtype(stream, of_q, wide)?),
+                Some(dq) => {
+                    self.accumulate(stream, dq, &of_q, (share == Share::LastQueries).then_some(true))?;
+                }
+            }
             let keys = (share == Share::FirstKeys).then_some(false);
             if let Some(all) = &mut gathered {
-                for (all, part) in all.iter_mut().zip([&part.dk, &part.dv]) {
+                for (all, part) in all.iter_mut().zip([&dk, &dv]) {
                     self.write_rank(stream, all, other, part, keys.is_some())?;
                 }
                 return Ok(());
             }
-            let mut sums = match arriving.take() {
-                None => {
-                    [Tensor::zeros_on(stream, wide, shapes[0])?, Tensor::zeros_on(stream, wide, shapes[1])?]
-                }
-                Some((sums, arrived)) => {
-                    stream.wait(&arrived)?;
-                    sums
+            if own.is_none() {
+                own = Some([dk, dv]);
+                return Ok(());
+            }
+            let sums = match arriving.take() {
+                // What a kernel has rounded is exact in its own type.
+                None if keys.is_none() => [dk, dv],
+                arrived => {
+                    let [mut of_k, mut of_v] = match arrived {
+                        Some(([of_k, of_v], arrived)) => {
+                            stream.wait(&arrived)?;
+                            [into_dtype(stream, of_k, wide)?, into_dtype(stream, of_v, wide)?]
+                        }
+                        None => {
+                            let zeros = |shape: &[usize]| Tensor::zeros_on(stream, q.dtype(), shape);
+                            [zeros(shapes[0])?, zeros(shapes[1])?]
+                        }
+                    };
+                    for (sum, part) in [&mut of_k, &mut of_v].into_iter().zip([&dk, &dv]) {
+                        self.accumulate(stream, sum, part, keys)?;
+                    }
+                    [of_k, of_v]
                 }
             };
-            for (sum, part) in sums.iter_mut().zip([&part.dk, &part.dv]) {
-                self.accumulate(stream, sum, part, keys)?;
-            }
             let [a, b] = &sums;
-            arriving =
-                Some(if size > 1 { self.pass_on(stream, [a, b], true)? } else { (sums, stream.record()?) });
+            arriving = Some(self.pass_on(stream, [a, b], true)?);
             Ok(())
         })?;
-        let [dk, dv] = match (gathered, arriving) {
+        let [dk, dv] = match (gathered, own) {
             (Some([all_k, all_v]), _) => {
                 let mut own =
                     [Tensor::empty_on(stream, wide, shapes[0])?, Tensor::empty_on(stream, wide, shapes[1])?];
@@ -377,12 +397,19 @@ impl<'c> ContextParallel<'c> {
                 self.comm.run(stream, group)?;
                 own
             }
-            (None, Some((sums, arrived))) => {
-                stream.wait(&arrived)?;
-                sums
+            (None, Some([of_k, of_v])) => {
+                let mut own = [into_dtype(stream, of_k, wide)?, into_dtype(stream, of_v, wide)?];
+                if let Some((sums, arrived)) = arriving {
+                    stream.wait(&arrived)?;
+                    for (own, sum) in own.iter_mut().zip(&sums) {
+                        self.accumulate(stream, own, sum, None)?;
+                    }
+                }
+                own
             }
-            (None, None) => return Err(refused(OP, "ranks", "0".to_owned(), "1 or more")),
+            (None, None) => return Err(no_ranks()),
         };
+        let dq = dq.ok_or_else(no_ranks)?;
         let narrow = |x: Tensor| into_dtype(stream, x, q.dtype());
         let (dq, dk, dv) = (narrow(dq)?, narrow(dk)?, narrow(dv)?);
         Ok(AttentionGradients { dq, dk, dv, dbias: None, dsinks: None })
@@ -438,6 +465,10 @@ impl<'c> ContextParallel<'c> {
         own = own.reshape(&whole)?;
         map_into(stream, inputs, &[which.eq_(&zero).where_(new, zero)], &[], vec![own])
     }
+}
+
+fn no_ranks() -> Error {
+    refused(OP, "ranks", "0".to_owned(), "1 or more")
 }
 
 /// That results and their gradient are those of these queries and values.

@@ -66,19 +66,23 @@ class Ranks:
         calls += [dist.P2POp(dist.irecv, t, source, self.group) for t in received]
         return Passing(dist.batch_isend_irecv(calls), sent, received)
 
-    def agree(self, device: torch.device, **arguments: Any) -> None:
+    def agree(self, device: torch.device, **arguments: Any) -> bool:
         """That all ranks make the same call with these arguments. Asked once for each call and arguments of a group, because it waits for
-        the device; in a CUDA graph it is not."""
+        the device; in a CUDA graph it is not. Returns whether it is the first time."""
         said = "\n".join([self.op, *(f"{name}\t{value}" for name, value in arguments.items())])
         known = _agreed.setdefault(self.group, set())
-        if self.size == 1 or said in known or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-            return
-        text = said.encode()[:_SAID].ljust(_SAID)
-        own = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
+        if said in known or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+            return False
+        if self.size > 1:
+            self._compare(said, device)
+        known.add(said)
+        return True
+
+    def _compare(self, said: str, device: torch.device) -> None:
+        own = torch.frombuffer(bytearray(said.encode()[:_SAID].ljust(_SAID)), dtype=torch.uint8).to(device)
         everyone = own.new_empty((self.size, _SAID))
         dist.all_gather_into_tensor(everyone.view(-1), own, group=self.group)
         _compare([bytes(row).decode(errors="replace").rstrip() for row in everyone.cpu().tolist()])
-        known.add(said)
 
 
 # Calls that the ranks of each group have agreed on.
