@@ -22,6 +22,7 @@ import parallel_cases  # noqa: E402
 import warpwright as ww  # noqa: E402
 import warpwright.torch as wt  # noqa: E402
 
+pytestmark = pytest.mark.xdist_group("ranks")
 WORLD = 4
 SECONDS = 240
 
