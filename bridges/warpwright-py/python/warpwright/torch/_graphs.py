@@ -139,7 +139,7 @@ class Graphed:
         versions = [t._version for t in versioned]
         device = tensors[0].device
         # Libraries keep workspaces for each stream: those of the stream that will be captured are made here.
-        side, current = torch.cuda.Stream(device), torch.cuda.current_stream(device)
+        side, current = _capture_stream(device), torch.cuda.current_stream(device)
         side.wait_stream(current)
         with torch.cuda.stream(side):
             results = self._eagerly(kind, args, kwargs)
@@ -170,7 +170,7 @@ class Graphed:
             pool = self._state.pools[device]
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.device(device), _uncached_autocast(), torch.cuda.graph(graph, pool=pool):
+            with torch.cuda.device(device), _uncached_autocast(), torch.cuda.graph(graph, pool, _capture_stream(device)):
                 results = self._function(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - whatever a function raises that cannot be captured
             _recover(device)
@@ -227,10 +227,21 @@ def graphed(
     return Graphed(function, warmup, limit, copy_results)
 
 
+_capture_streams: Dict[torch.device, Any] = {}
+
+
+def _capture_stream(device: torch.device) -> Any:
+    """The stream whose work is captured. PyTorch's own one is of the device that the process has captured first, and a graph of another
+    device would be empty."""
+    if device not in _capture_streams:
+        _capture_streams[device] = torch.cuda.Stream(device)
+    return _capture_streams[device]
+
+
 def _recover(device: torch.device) -> None:
     """Ends what a capture that failed has begun: PyTorch's generator of random numbers would wait for the end of the graph for ever."""
     torch.cuda.synchronize(device)
-    with torch.cuda.device(device), torch.cuda.graph(torch.cuda.CUDAGraph()):
+    with torch.cuda.device(device), torch.cuda.graph(torch.cuda.CUDAGraph(), stream=_capture_stream(device)):
         torch.zeros(1, device=device)
 
 
