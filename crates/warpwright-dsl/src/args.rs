@@ -288,6 +288,42 @@ impl<T: Argument> Argument for Optional<T> {
     }
 }
 
+/// A pointer that not all kernels with these arguments have, but those whose spec names a type for it with [`DTypes::with`]. In `build`
+/// it is an [`Option`] of a [`Ptr`].
+///
+/// ```
+/// use warpwright_dsl::prelude::*;
+/// kernel_args! {
+///     /// `y = x`, times a factor of each column in a kernel that has factors.
+///     pub struct RowsArgs => RowsParams { x: In<Elem>, factors: Extra<In<Elem>>, y: Out<Elem> }
+/// }
+/// let args = |factors| RowsArgs { x: In::slot(0), factors: Extra(factors), y: Out::slot(1) };
+/// assert_eq!(args(None).values().len(), 2);
+/// assert_eq!(args(Some(In::slot(2))).values().len(), 3);
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Extra<T>(
+    /// What a launch of a kernel that has it passes.
+    pub Option<T>,
+);
+
+impl<T: Argument> Argument for Extra<T> {
+    type Param<'k> = Option<T::Param<'k>>;
+
+    fn describe(path: &str, all: &mut Vec<ArgInfo>) {
+        T::describe(path, all);
+    }
+
+    fn pass(&self, values: &mut Vec<ArgValue>) {
+        self.0.iter().for_each(|value| value.pass(values));
+    }
+
+    #[track_caller]
+    fn declare<'k>(k: K<'k>, path: &str, dtypes: &DTypes) -> Self::Param<'k> {
+        dtypes.names().any(|name| name == path).then(|| T::declare(k, path, dtypes))
+    }
+}
+
 /// The run-time element types of a kernel's [`Elem`](crate::Elem) arguments.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DTypes {

@@ -89,7 +89,7 @@ mod tile;
 mod transcendental;
 mod warp;
 
-pub use args::{DTypes, In, InOut, KernelArgs, Optional, OptionalParam, Out, Strided, StridedPtr};
+pub use args::{DTypes, Extra, In, InOut, KernelArgs, Optional, OptionalParam, Out, Strided, StridedPtr};
 pub use block::{block_inclusive_sum, block_reduce};
 pub use bulk::Turn;
 pub use channels::{ChannelSizes, ChannelSizesArgs, ChannelWalk};
@@ -141,7 +141,7 @@ pub use warpwright_ptx::{ArgValue, DType, Target};
 pub mod prelude {
     pub use crate::{
         Access, Accumulate, AccumulateKernel, Accumulator, BF16, BlockDim, Bounds, BuildError, Carry,
-        ClusterShared, ColumnTile, DType, DTypes, Elem, F16, F32, F64, Fetched, Fill, Float, Fragment,
+        ClusterShared, ColumnTile, DType, DTypes, Elem, Extra, F16, F32, F64, Fetched, Fill, Float, Fragment,
         HeldVectors, I32, I64, In, InOut, Index, Integer, IntoIndex, K, Kernel, KernelArgs, KernelDef,
         KernelSpec, Lanes, Major, MatrixA, MatrixB, Max, Maximum, Min, Minimum, MmaAtom, Moments, Normal,
         Number, Optional, Out, Packed, Params, Philox, Precision, Pred, Ptr, Read, ReadWrite, Reduction, Reg,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use warpwright_ops::activation::{Activation, reference as activation};
-use warpwright_ops::conv::reference::{Scaled, View};
+use warpwright_ops::conv::reference::{Ends, Scaled, View};
 use warpwright_ops::conv::tuning::{self, Tile};
 use warpwright_ops::conv::{Axis, Conv, ConvArgs, ConvBackwardArgs, ConvBackwardDesc, ConvDesc, Layout};
 use warpwright_ops::gemm::Precision;
@@ -20,7 +20,9 @@ use crate::storage;
 struct Subjected {
     conv: Conv,
     direction: Direction,
+    scale: bool,
     bias: bool,
+    residual: bool,
     activation: Option<Activation>,
     /// The gradients that are asked for: of `x`, the weight and the bias.
     wanted: [bool; 3],
@@ -44,11 +46,13 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
                 let Conv { batch, channels, filters, groups, axes, layout, weight_layout, .. } = subject.conv;
                 let axes: Vec<String> = axes.iter().filter(|axis| **axis != Axis::ONE).map(name_of).collect();
                 let input = format!(
-                    "{} {}, weight {}, {groups} groups{}{}{}{}{}{}{}",
+                    "{} {}, weight {}, {groups} groups{}{}{}{}{}{}{}{}{}",
                     layout.name(),
                     axes.join(" "),
                     weight_layout.name(),
+                    if subject.scale { ", scale" } else { "" },
                     if subject.bias { ", bias" } else { "" },
+                    if subject.residual { ", residual" } else { "" },
                     subject.activation.map_or(String::new(), |f| format!(", {}", f.name())),
                     if subject.wanted == [true; 3] {
                         String::new()
@@ -87,9 +91,18 @@ fn situations(direction: Direction, dtype: DType, scope: Scope) -> Vec<Subjected
         |sizes: [usize; 3], groups: usize, axes: [Axis; 3], (layout, weight_layout): (Layout, Layout)| {
             let conv =
                 Conv { groups, axes, layout, weight_layout, ..Conv::new(dtype, sizes, Axis::ONE, Axis::ONE) };
-            let bias = direction == Direction::Backward;
-            let (activation, wanted) = (None, [true; 3]);
-            Subjected { conv, direction, bias, activation, wanted, special: false, lead: 0, tile: None }
+            Subjected {
+                conv,
+                direction,
+                scale: false,
+                bias: direction == Direction::Backward,
+                residual: false,
+                activation: None,
+                wanted: [true; 3],
+                special: false,
+                lead: 0,
+                tile: None,
+            }
         };
     let square = |side: usize, kernel: usize, stride, padding, dilation| {
         let axis = Axis::new(side, kernel).with(stride, padding, dilation);
@@ -167,7 +180,34 @@ fn situations(direction: Direction, dtype: DType, scope: Scope) -> Vec<Subjected
         // So deep and small that blocks share the common dimension.
         for filters in [16, 9] {
             let deep = with([1, 264, filters], 1, square(4, 3, 1, 1, 1), both);
-            all.push(Subjected { bias: true, activation: Some(Activation::Relu), ..deep });
+            all.push(Subjected { bias: true, activation: Some(Activation::Relu), ..deep.clone() });
+            all.extend(with_ends(&deep));
+        }
+        // What products of every kind end with: tiles and points of both layouts, rows that begin anywhere, groups, strips, and gathered images.
+        for (filters, groups, kernel, layouts) in [
+            (24, 1, 3, both),
+            (21, 1, 3, both),
+            (136, 1, 1, both),
+            (16, 1, 1, (FIRST, FIRST)),
+            (12, 1, 3, (FIRST, FIRST)),
+            (16, 16, 3, both),
+            (16, 16, 3, (FIRST, FIRST)),
+            (16, 4, 3, both),
+            (16, 2, 3, both),
+            (32, 2, 3, both),
+            (16, 2, 3, (FIRST, FIRST)),
+        ] {
+            all.extend(with_ends(&with([2, 16, filters], groups, square(10, kernel, 1, kernel / 2, 1), layouts)));
+        }
+        all.extend(with_ends(&with([3, 48, 48], 3, square(13, 3, 2, 1, 1), both)));
+        all.extend(with_ends(&with([1, 64, 64], 2, square(9, 3, 1, 1, 1), both)));
+        all.extend(with_ends(&with([1, 5, 7], 1, cube, both)));
+        all.extend(with_ends(&with([1, 4, 6], 2, cube, (FIRST, FIRST))));
+        all.extend(with_ends(&Subjected { lead: 1, ..with([2, 16, 16], 1, square(5, 3, 1, 1, 1), both) }));
+        if dtype.bytes() == 2 {
+            // More tiles than there are blocks, and more boxes.
+            all.extend(with_ends(&with([1, 8, 264], 1, square(90, 1, 1, 0, 1), both)).take(1));
+            all.extend(with_ends(&with([3, 16, 16], 4, square(134, 3, 1, 1, 1), both)).take(1));
         }
     } else {
         let plain = || with([2, 16, 24], 1, square(6, 3, 1, 1, 1), both);
@@ -227,10 +267,14 @@ fn situations(direction: Direction, dtype: DType, scope: Scope) -> Vec<Subjected
     // Every tile: more than a round of its ring, whole tiles and others.
     for &precision in if dtype == DType::F32 { PRECISIONS.as_slice() } else { &PRECISIONS[..1] } {
         for tile in tuning::tiles(dtype, precision, Target::sm(90)) {
-            all.extend(of_tile(direction, tile).map(|(sizes, axes)| {
+            let of_tile = of_tile(direction, tile).map(|(sizes, axes)| {
                 let subject = with(sizes, 1, axes, both);
                 Subjected { tile: Some(tile), conv: Conv { precision, ..subject.conv }, ..subject }
-            }));
+            });
+            if direction == Direction::Forward {
+                all.extend(with_ends(&of_tile[0]).take(1));
+            }
+            all.extend(of_tile);
         }
     }
     if dtype == DType::F32 {
@@ -260,6 +304,15 @@ fn situations(direction: Direction, dtype: DType, scope: Scope) -> Vec<Subjected
         }
     }
     all
+}
+
+/// The same with what follows sums: a factor and a shift of each filter, a tensor, and a function.
+fn with_ends(plain: &Subjected) -> impl Iterator<Item = Subjected> {
+    let all = Subjected { scale: true, bias: true, residual: true, ..plain.clone() };
+    let rectified = Subjected { activation: Some(Activation::Relu), ..all.clone() };
+    let residual = Subjected { residual: true, ..plain.clone() };
+    [rectified, Subjected { bias: true, ..residual.clone() }, residual, Subjected { residual: false, ..all }]
+        .into_iter()
 }
 
 const PRECISIONS: [Precision; 2] = [Precision::Full, Precision::Tf32];
@@ -319,8 +372,8 @@ impl Subjected {
     }
 
     fn forward(&self, bench: &mut Bench<'_>, view: &View<'_>) -> Result<Comparison, CaseError> {
-        let desc =
-            ConvDesc { conv: self.conv_on(bench.target()), bias: self.bias, activation: self.activation };
+        let Self { scale, bias, residual, activation, .. } = *self;
+        let desc = ConvDesc { conv: self.conv_on(bench.target()), scale, bias, residual, activation };
         let plan = match self.tile_on(bench.target()) {
             Some(tile) => desc.plan_with(bench.target(), tile)?,
             None => desc.plan(bench.target())?,
@@ -328,23 +381,35 @@ impl Subjected {
         let len = |name: &str| plan.tensor(name).map_or(0, |spec| spec.len);
         let (dtype, lead) = (self.conv.dtype, self.lead);
         let (x_values, weight_values) = (self.image(len("x"), 1), self.values(len("weight"), 2));
-        let bias_values = self.bias.then(|| self.values(self.conv.filters, 3));
+        let bias_values = bias.then(|| self.values(self.conv.filters, 3));
+        let scale_values = scale.then(|| self.values(self.conv.filters, 4));
+        let residual_values = residual.then(|| self.values(len("y"), 5));
+        let factors = if scale { dtype.accumulator() } else { dtype };
         let x = bench.input("x", dtype, &x_values, lead)?;
         let weight = bench.input("weight", dtype, &weight_values, lead)?;
-        let bias = bench.optional_input("bias", dtype, bias_values.as_ref(), lead)?;
+        let scale = bench.optional_input("scale", factors, scale_values.as_ref(), lead)?;
+        let bias = bench.optional_input("bias", factors, bias_values.as_ref(), lead)?;
+        let residual = bench.optional_input("residual", dtype, residual_values.as_ref(), lead)?;
         let mut y = bench.output("y", dtype, len("y"), lead)?;
         let mut workspace = bench.workspace(&plan)?;
         bench.launch(|stream| {
             let args = ConvArgs {
                 x: x.view()?,
                 weight: weight.view()?,
+                scale: case::view(&scale)?,
                 bias: case::view(&bias)?,
+                residual: case::view(&residual)?,
                 y: y.view_mut()?,
                 workspace: view_mut(&mut workspace)?,
             };
             Ok(plan.launch(stream, args)?)
         })?;
-        let expected = view.forward(&x_values, &weight_values, bias_values.as_deref());
+        let ends = Ends {
+            scale: scale_values.as_deref(),
+            bias: bias_values.as_deref(),
+            residual: residual_values.as_deref(),
+        };
+        let expected = view.forward(&x_values, &weight_values, ends);
         bench.compare(&y, &self.expected(expected))
     }
 

@@ -6,6 +6,7 @@ use warpwright_ptx::{
 };
 
 use crate::error::IssueKind;
+use crate::halves::Halves;
 use crate::lanes::Lanes;
 use crate::reg::{F32, U32};
 
@@ -84,6 +85,22 @@ impl OutputPanel {
                 tile.at(first_row + row + down, col + right).store(Lanes::from(pair.to_vec()));
             }
         });
+    }
+
+    /// A panel of 16-bit elements as [`put`](Self::put) takes it: pairs of neighbours in the order of a warpgroup's sums. Lanes may put others
+    /// in their place then.
+    #[track_caller]
+    pub fn take<'k>(self, from: U32<'k>) -> Vec<[F32<'k>; 2]> {
+        let k = from.k();
+        k.on_behalf(|| {
+            let (lane, first_row) = (k.lane_idx(), (k.warp_idx() & 3) * 16);
+            let row = first_row + (lane & 15);
+            let piece = (lane >> 4) ^ (row & 7);
+            let at = row.mul_add(ROW_BYTES, from);
+            let words = |i: u32| k.matrices_at::<4>(at + (piece ^ (2 * i)) * PIECE, false);
+            let pairs = (0..self.cols() / 16).flat_map(words);
+            pairs.map(|word| Halves::from_word(word, self.dtype).widen()).collect()
+        })
     }
 
     /// The panel at `at` as a tile.

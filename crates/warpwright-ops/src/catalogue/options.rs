@@ -157,7 +157,7 @@ op_options! {
     reverse: bool, ["reverse"];
     /// Without weight and bias
     no_affine: bool, ["no_affine"];
-    /// A tensor is added: to `x` of a norm over rows, to the result of a batch norm; backward, its gradient
+    /// A tensor is added: to `x` of a norm over rows, to the result of a convolution or a batch norm; backward of norms, its gradient
     residual: bool, ["residual"];
     /// Mean and rstd are saved for the gradient
     statistics: bool, ["statistics"];
@@ -189,6 +189,8 @@ op_options! {
     beta: f64 = "X", ["beta=1"];
     /// A bias is added: of a product to every row, of attention to the scores
     bias: bool, ["bias"];
+    /// Each channel of the result of a convolution has a factor; it and the bias are of f32, or f64 for f64
+    scale: bool, ["scale"];
     /// The sums of the rows of the left factor of a product are stored, too
     bias_gradient: bool, ["bias_gradient"];
     /// The function of a product, or of a gate

@@ -5,7 +5,7 @@ use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 
 use super::Pass;
-use crate::gemm::epilogue::{EpilogueArgs, Outputs, ResultArgs, sums_dtype};
+use crate::gemm::epilogue::{EpilogueArgs, Outputs, Program, ResultArgs, sums_dtype};
 
 kernel_args! {
     /// A dimension.
@@ -54,8 +54,10 @@ pub(super) struct Depthwise {
     pub(super) left: (u32, u32),
     /// Channels of a thread.
     pub(super) width: u32,
-    /// Whether there is a bias or an activation.
+    /// Whether there is anything but sums.
     pub(super) finishes: bool,
+    /// Whether channels have factors.
+    pub(super) scale: bool,
 }
 
 /// A column of an image that a strip meets: its number from the strip's first on, the pointer to its pixel in the first row, and whether it
@@ -320,7 +322,8 @@ impl AccumulateKernel for Depthwise {
     type Args = DepthwiseArgs;
 
     fn spec(&self) -> KernelSpec {
-        let Self { dtype, pass, taps: (down, across), stride, left, width, finishes } = *self;
+        let Self { dtype, pass, taps: (down, across), stride, left, width, finishes, scale } = *self;
+        let program = Program { scale, ..Program::default() };
         let left = if pass == Pass::BackwardX && stride > 1 {
             format!("_p{}{}", left.0, left.1)
         } else {
@@ -328,10 +331,11 @@ impl AccumulateKernel for Depthwise {
         };
         let finishes = if finishes { "_finish" } else { "" };
         let name = format!(
-            "conv_depthwise_{dtype}_{}_{down}x{across}_s{stride}{left}_v{width}{finishes}",
-            pass.name()
+            "conv_depthwise_{dtype}_{}_{down}x{across}_s{stride}{left}_v{width}{finishes}{}",
+            pass.name(),
+            program.name()
         );
-        let dtypes = DTypes::all(dtype);
+        let dtypes = program.dtypes(DTypes::all(dtype), dtype);
         let sums = pass == Pass::BackwardWeight;
         let dtypes = if sums { dtypes.with("to", sums_dtype(dtype)) } else { dtypes };
         KernelSpec::new(name, BlockDim::x(THREADS)).dtypes(dtypes)

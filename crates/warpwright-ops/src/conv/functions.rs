@@ -12,8 +12,12 @@ use crate::{Error, PlanError};
 /// dimension, or one for all.
 #[derive(Clone, Copy, Debug)]
 pub struct ConvOptions<'a> {
+    /// Multiplies each channel of the sums, `[filters]`. With it scale and bias are of f32, or of f64 for f64. Backward knows none.
+    pub scale: Option<&'a Tensor>,
     /// Added to each channel of the result, `[filters]`.
     pub bias: Option<&'a Tensor>,
+    /// Added to the result before the activation, of its shape. Backward knows none.
+    pub residual: Option<&'a Tensor>,
     /// A function of the sums, after the bias; any but the leaky ReLU. Backward knows no activation.
     pub activation: Option<Activation>,
     /// Pixels from one output to the next.
@@ -33,7 +37,9 @@ pub struct ConvOptions<'a> {
 impl Default for ConvOptions<'_> {
     fn default() -> Self {
         Self {
+            scale: None,
             bias: None,
+            residual: None,
             activation: None,
             stride: &[1],
             padding: &[0],
@@ -118,7 +124,7 @@ impl ConvOptions<'_> {
     }
 }
 
-/// `y = activation(conv(x, weight) + bias)`, as `torch.nn.functional.conv1d`, `conv2d` and `conv3d`; see the [module](crate::conv).
+/// `y = activation(scale conv(x, weight) + bias + residual)`, as `torch.nn.functional.conv1d`, `conv2d` and `conv3d`; see the [module](crate::conv).
 ///
 /// `x` is `[batch, channels, ..spatial]` and `weight` `[filters, channels / groups, ..kernel]`, or with
 /// [`ChannelsLast`](Layout::ChannelsLast) `[batch, ..spatial, channels]` and `[filters, ..kernel, channels / groups]`, of one to three spatial
@@ -140,21 +146,30 @@ impl ConvOptions<'_> {
 /// ```
 ///
 /// # Errors
-/// [`Error::Plan`] if the shapes do not fit each other, the kernel is larger than the padded image, or the element type is none of those.
-/// [`Error::Runtime`] if the types or the bias do not fit, or memory runs out.
+/// [`Error::Plan`] if the shapes do not fit each other, a residual is not of the result's, the kernel is larger than the padded image, or the element type is none of those.
+/// [`Error::Runtime`] if the types, the scale or the bias do not fit, or memory runs out.
 pub fn conv(stream: &Stream, x: &Tensor, weight: &Tensor, options: ConvOptions<'_>) -> Result<Tensor, Error> {
     static PLANS: PlanCache<ConvDesc> = PlanCache::new();
     let conv = options.conv(x, weight)?;
-    let desc = ConvDesc { conv, bias: options.bias.is_some(), activation: options.activation };
+    let ConvOptions { scale, bias, residual, activation, .. } = options;
+    let (with_scale, with_bias, with_residual) = (scale.is_some(), bias.is_some(), residual.is_some());
+    let desc =
+        ConvDesc { conv, scale: with_scale, bias: with_bias, residual: with_residual, activation };
     let plan = PLANS.get(&desc, stream.device().target())?;
-    let mut y = Tensor::empty_on(stream, x.dtype(), &options.result(&conv, x.shape().len() - 2))?;
+    let shape = options.result(&conv, x.shape().len() - 2);
+    if let Some(other) = residual.map(Tensor::shape).filter(|residual| *residual != shape) {
+        return Err(Conv::refused("residual", format!("{other:?}"), "of the shape of the result").into());
+    }
+    let mut y = Tensor::empty_on(stream, x.dtype(), &shape)?;
     let mut workspace = plan.workspace(stream)?;
     plan.launch(
         stream,
         ConvArgs {
             x: x.as_ref(),
             weight: weight.as_ref(),
-            bias: options.bias.map(Tensor::as_ref),
+            scale: scale.map(Tensor::as_ref),
+            bias: bias.map(Tensor::as_ref),
+            residual: residual.map(Tensor::as_ref),
             y: y.as_mut(),
             workspace: workspace.as_mut().map(Tensor::as_mut),
         },
@@ -184,7 +199,7 @@ pub fn conv(stream: &Stream, x: &Tensor, weight: &Tensor, options: ConvOptions<'
 /// ```
 ///
 /// # Errors
-/// As [`conv`]; [`Error::Plan`] too if there is an activation.
+/// As [`conv`]; [`Error::Plan`] too if there is an activation, a scale or a residual.
 pub fn conv_backward(
     stream: &Stream,
     x: &Tensor,
@@ -196,6 +211,11 @@ pub fn conv_backward(
     let conv = options.conv(x, weight)?;
     if let Some(activation) = options.activation {
         return Err(Conv::refused("activation", activation.name(), "none, backward").into());
+    }
+    for (name, given) in [("scale", options.scale), ("residual", options.residual)] {
+        if let Some(given) = given {
+            return Err(Conv::refused(name, format!("{:?}", given.shape()), "none, backward").into());
+        }
     }
     let desc = ConvBackwardDesc { conv, dx: true, dweight: true, dbias: options.bias.is_some() };
     let plan = PLANS.get(&desc, stream.device().target())?;

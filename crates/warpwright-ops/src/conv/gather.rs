@@ -9,7 +9,7 @@ use warpwright_dsl::prelude::*;
 
 use super::Pass;
 use crate::batch_norm::Layout;
-use crate::gemm::epilogue::{EpilogueArgs, Outputs, ResultArgs, sums_dtype};
+use crate::gemm::epilogue::{EpilogueArgs, Outputs, Program, ResultArgs, sums_dtype};
 use crate::gemm::plain::{Operand, SIDE, Slice, THREADS, Tile};
 
 pub(super) use crate::gemm::plain::SLICE;
@@ -62,6 +62,8 @@ pub(super) struct Gather {
     pub(super) weight: Layout,
     /// Whether sums of parts are stored as they are, one result after the other.
     pub(super) split: bool,
+    /// Whether filters have factors.
+    pub(super) scale: bool,
 }
 
 /// A pixel of the grid that products are for: where its image begins, and its place in the image that is gathered.
@@ -380,11 +382,12 @@ impl AccumulateKernel for Gather {
     type Args = GatherArgs;
 
     fn spec(&self) -> KernelSpec {
-        let Self { dtype, pass, layout, weight, split } = *self;
+        let Self { dtype, pass, layout, weight, split, scale } = *self;
+        let program = Program { scale, ..Program::default() };
         let split = if split { "_split" } else { "" };
         let (layout, weight) = (layout.name(), super::weight_name(weight));
-        let name = format!("conv_{dtype}_{}_{layout}_{weight}_gather{split}", pass.name());
-        let dtypes = DTypes::all(dtype);
+        let name = format!("conv_{dtype}_{}_{layout}_{weight}_gather{split}{}", pass.name(), program.name());
+        let dtypes = program.dtypes(DTypes::all(dtype), dtype);
         let dtypes = if self.split { dtypes.with("to", sums_dtype(dtype)) } else { dtypes };
         let spec = KernelSpec::new(name, BlockDim::x(THREADS)).dtypes(dtypes);
         // Sums of two words take the registers that a thread can have.

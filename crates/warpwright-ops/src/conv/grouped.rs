@@ -9,14 +9,14 @@
 //! Forward, warps keep the weight of their filters in registers; the gradient of `x` is the same of `dy` with the taps in reverse. The
 //! gradient of the weight sums over results: channels of taps by filters, which warps keep over all boxes of the block.
 
-use warpwright_dsl::Params;
+use warpwright_dsl::{Halves, Params};
 use warpwright_dsl::divide::DivisorArgs;
 use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 
 use super::Pass;
 use crate::activation::evaluate;
-use crate::gemm::epilogue::{self, Program, ResultArgs};
+use crate::gemm::epilogue::{self, Program, ResultArgs, ResultParams};
 
 kernel_args! {
     /// A spatial dimension.
@@ -98,6 +98,12 @@ struct Warp<'k> {
     half: U32<'k>,
     /// Row and column of the lane's first sum.
     origin: (U32<'k>, U32<'k>),
+}
+
+/// What sums of a column are multiplied by, and what is added to them.
+struct Ends<'k> {
+    scale: Option<F32<'k>>,
+    bias: Option<F32<'k>>,
 }
 
 /// The first result of a box: image, row, column.
@@ -213,12 +219,12 @@ impl<'k> Block<'k> {
         });
     }
 
-    /// Starts the copies of a box's `dy`.
-    fn bring_results(&self, corner: &Corner<'k>, to: U32<'k>) {
+    /// Starts the copies of a box of a tensor that lies as results do.
+    fn bring_results(&self, of: Ptr<'k, Read, Elem>, corner: &Corner<'k>, to: U32<'k>) {
         let limits = self.limits(corner);
         for (place, at) in self.mine() {
             let outside = !(self.has(limits, place) & self.there);
-            let from = self.p.other.at(self.element(corner, place));
+            let from = of.at(self.element(corner, place));
             self.k.shared_at::<u32>(to + at).copy_16_or_zero(from, outside);
         }
     }
@@ -229,10 +235,12 @@ impl<'k> Block<'k> {
         self.k.commit_copies();
     }
 
-    /// Runs `body` for each box of the block behind [`begin`](Self::begin), while the copies of the next one are on their way.
+    /// Runs `body` for each box of the block behind [`begin`](Self::begin), while the copies of the next one are on their way, and before
+    /// those what `first` starts for this one.
     fn boxes(
         &self,
         bring: impl Fn(&Corner<'k>, U32<'k>),
+        first: impl Fn(&Corner<'k>),
         sums: Vec<Accumulator<'k, f32>>,
         body: impl FnOnce(&Corner<'k>, U32<'k>, Vec<Accumulator<'k, f32>>) -> Vec<Accumulator<'k, f32>>,
     ) -> Vec<Accumulator<'k, f32>> {
@@ -243,6 +251,7 @@ impl<'k> Block<'k> {
                 k.wait_copies(0);
                 // What others have copied is visible, and the stage of the box before this one has been used.
                 k.barrier();
+                first(&self.corner(number));
                 let next = number + p.parts;
                 k.if_(next.lt(p.boxes), || bring(&self.corner(next), write));
                 k.commit_copies();
@@ -464,14 +473,25 @@ impl Grouped {
         let places = self.places(block, &warp);
         let weight = self.weight(block, &warp, atom);
         let (row, col) = warp.origin;
-        let bias: Vec<_> = (0..2 * self.cols()).map(|i| self.bias(block, warp.to, col, i)).collect();
+        let ends: Vec<_> = (0..2 * self.cols()).map(|i| self.ends(block, warp.to, col, i)).collect();
         // Of the two groups of a product the lanes of half of the channels.
         let first = (k.lane_idx() & 3).lt(2);
         let masks = [first, !first].map(|mine| mine.select(u32::MAX, 0));
         let panel = block.stages + p.stage + p.stage;
         let at = panel + (row << LINE_SHIFT) + (col << 1);
         let to: Vec<_> = (0..self.cols()).map(|n| at + placed(warp.to + n, row)).collect();
-        block.boxes(bring, Vec::new(), |corner, stage, none| {
+        // What is added is where results of the same places will be.
+        let first = |corner: &Corner<'k>| {
+            if self.program.residual {
+                block.bring_results(p.to.c, corner, panel);
+                k.commit_copies();
+            }
+        };
+        block.boxes(bring, first, Vec::new(), |corner, stage, none| {
+            if self.program.residual {
+                k.wait_copies(1);
+                k.barrier();
+            }
             let tiles = RESULTS / ROWS / self.shares();
             k.for_each(k.range(0, tiles, 2), |pair| {
                 let tile = warp.share * tiles + pair;
@@ -482,10 +502,16 @@ impl Grouped {
                     let down = first << LINE_SHIFT;
                     for (n, sums) in sums.iter().enumerate() {
                         for (half, pair) in sums.lanes().as_slice().chunks(2).enumerate() {
-                            let value = |j: usize| self.finished(pair[j], bias[2 * n + j]);
-                            let word = value(0).pack_with(value(1), self.dtype);
                             let place = to[n] + down + half as u32 * OF_CHUNK * LINE;
-                            k.shared_at::<u32>(place).set(word);
+                            let place = k.shared_at::<u32>(place);
+                            let residual = self.program.residual.then(|| {
+                                Halves::from_word(place.get(), self.dtype).widen()
+                            });
+                            let value = |j: usize| {
+                                let residual = residual.map(|residual| residual[j]);
+                                self.finished(pair[j], &ends[2 * n + j], residual)
+                            };
+                            place.set(value(0).pack_with(value(1), self.dtype));
                         }
                     }
                 }
@@ -533,15 +559,19 @@ impl Grouped {
         vec![sums[0].like(low.zip(high.clone(), |low, high| mine.select(low, high)))]
     }
 
-    /// The bias of a lane's column `i`, if there is one.
-    fn bias<'k>(&self, block: &Block<'k>, chunk: U32<'k>, col: U32<'k>, i: u32) -> Option<F32<'k>> {
+    /// The factor and the bias of a lane's column `i`, if there are such.
+    fn ends<'k>(&self, block: &Block<'k>, chunk: U32<'k>, col: U32<'k>, i: u32) -> Ends<'k> {
         let channel = block.first + (chunk + i / 2) * OF_CHUNK + col + i % 2;
         let there = channel.lt(block.p.channels);
-        self.program.bias.then(|| block.p.to.bias.at(channel).only_where(there, Fill::Zero).get::<f32>())
+        let of = |from: Ptr<'k, Read, Elem>| from.at(channel).only_where(there, Fill::Zero).get::<f32>();
+        let ResultParams { scale, bias, .. } = block.p.to;
+        Ends { scale: scale.map(of), bias: self.program.bias.then(|| of(bias)) }
     }
 
-    fn finished<'k>(&self, sum: F32<'k>, bias: Option<F32<'k>>) -> F32<'k> {
-        let sum = bias.map_or(sum, |bias| sum + bias);
+    fn finished<'k>(&self, sum: F32<'k>, ends: &Ends<'k>, residual: Option<F32<'k>>) -> F32<'k> {
+        let sum = ends.scale.map_or(sum, |scale| sum * scale);
+        let sum = ends.bias.map_or(sum, |bias| sum + bias);
+        let sum = residual.map_or(sum, |residual| sum + residual);
         self.program.activation.map_or(sum, |activation| evaluate(activation, sum, self.dtype))
     }
 
@@ -551,7 +581,7 @@ impl Grouped {
         let (warp, atom) = (self.warp(k), k.mma_atom(self.dtype));
         let bring = |corner: &Corner<'k>, stage: U32<'k>| {
             block.bring(corner, stage);
-            block.bring_results(corner, stage + (p.halo << LINE_SHIFT));
+            block.bring_results(p.other, corner, stage + (p.halo << LINE_SHIFT));
         };
         // The list of results is there.
         k.barrier();
@@ -565,7 +595,7 @@ impl Grouped {
         k.if_(k.thread_idx().lt(LINE / 4), || zeros.at(k.thread_idx()).set(0));
         let zeros = zeros.shared_address();
         let none = vec![Accumulator::zero(k, atom); places.len() * cols];
-        let sums = block.boxes(bring, none, |corner, stage, sums| {
+        let sums = block.boxes(bring, |_| (), none, |corner, stage, sums| {
             let limits = block.limits(corner);
             k.fold(k.range(0, RESULTS, ROWS), sums, |first, mut sums| {
                 let listed = block.results.at((first + warp.row) * 2).load::<u32>(2);
@@ -629,7 +659,7 @@ impl KernelDef for Grouped {
         let Self { dtype, pass, channels, taps, program } = *self;
         let name = format!("conv_grouped_{dtype}_{}_c{channels}_t{taps}{}", pass.name(), program.name());
         KernelSpec::new(name, BlockDim::x(THREADS))
-            .dtypes(epilogue::dtypes(dtype, self.backward_weight()))
+            .dtypes(program.dtypes(epilogue::dtypes(dtype, self.backward_weight()), dtype))
             .min_blocks_per_sm(self.blocks())
     }
 

@@ -285,8 +285,13 @@ impl KernelDef for Implicit {
         let parts: String = parts.into_iter().filter_map(|(there, name)| there.then_some(name)).collect();
         let name = format!("conv_{dtype}_{}_{dims}d_{}{parts}{}", pass.name(), config.name(), program.name());
         let y = self.blocks().y;
+        let dtypes = DTypes::all(dtype).with("work.to", y);
         KernelSpec::new(name, BlockDim::x(self.blocks().threads()))
-            .dtypes(DTypes::all(dtype).with("work.to", y))
+            .dtypes(if program.scale {
+                dtypes.with("work.to.scale", DType::F32).with("work.to.bias", DType::F32)
+            } else {
+                dtypes
+            })
             .min_blocks_per_sm(1)
     }
 

@@ -5,12 +5,14 @@
 //! channels / groups, ..kernel]`, in memory as that or with the channels of a filter innermost (PyTorch's `channels_last`). With
 //! `groups`, filters and channels are cut into as many, and a filter sees the channels of its group alone.
 //!
-//! `y[n, f, o] = activation(bias[f] + sum over c and taps t of x[n, c, stride o + dilation t - padding] weight[f, c, t])`, where `x` is 0
-//! outside of the image; each dimension has a stride, dilation and padding of its own, the padding before and behind it, and
+//! `y[n, f, o] = activation(scale[f] * sum over c and taps t of x[n, c, stride o + dilation t - padding] weight[f, c, t] + bias[f] + residual[n,
+//! f, o])`, where `x` is 0 outside of the image, and scale, bias and residual are there if they are asked for; each dimension has a stride, dilation and padding of its own, the padding before and behind it, and
 //! `(input + padding - dilation (kernel - 1) - 1) / stride + 1` outputs.
 //!
 //! Backward, `dx[n, c, i]` is the sum of `dy[n, f, o] weight[f, c, t]` over what `x[n, c, i]` was multiplied for, `dweight[f, c, t]` that of
 //! `dy[n, f, o] x[n, c, i]`, and `dbias[f]` that of `dy[n, f, o]`. A transposed convolution is a gradient of `x`.
+//!
+//! Scale and bias are what a normalization with known statistics is after a convolution. With a scale both are of the type of sums.
 //!
 //! Sums are kept in f32, in f64 for f64, and rounded once. Their order depends on the shapes and the target alone. As in other products that
 //! gather images, a weight that is infinite or NaN, or a `dy` for the gradient of the weight, meets the zeros of the padding as it meets numbers.
@@ -249,13 +251,17 @@ impl Conv {
     }
 }
 
-/// `y = activation(conv(x, weight) + bias)`.
+/// `y = activation(scale conv(x, weight) + bias + residual)`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ConvDesc {
     /// Shapes.
     pub conv: Conv,
+    /// Whether there is a factor of each filter: it and the bias are of the type of sums, f32 or f64 for f64.
+    pub scale: bool,
     /// Whether there is a bias.
     pub bias: bool,
+    /// Whether a tensor like `y` is added before the activation.
+    pub residual: bool,
     /// A function of the sums; any but the leaky ReLU.
     pub activation: Option<Activation>,
 }
@@ -263,7 +269,7 @@ pub struct ConvDesc {
 impl ConvDesc {
     /// The convolution alone.
     pub const fn new(conv: Conv) -> Self {
-        Self { conv, bias: false, activation: None }
+        Self { conv, scale: false, bias: false, residual: false, activation: None }
     }
 
     fn check(&self) -> Result<Sizes, PlanError> {
@@ -284,7 +290,11 @@ tensors! {
         /// `[filters, channels / groups, ..]`.
         weight: In,
         /// `[filters]`.
+        scale: Option<In>,
+        /// `[filters]`.
         bias: Option<In>,
+        /// As `y`.
+        residual: Option<In>,
         /// `[batch, filters, ..]`.
         y: Out,
         /// Scratch memory, if the plan needs some.

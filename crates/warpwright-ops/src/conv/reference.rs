@@ -5,6 +5,17 @@ use super::{Conv, Layout};
 /// A value, and the sum of the magnitudes that make it: the scale of its rounding errors.
 pub type Scaled = (f64, f64);
 
+/// What becomes of sums before an activation.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Ends<'a> {
+    /// A factor of each filter.
+    pub scale: Option<&'a [f64]>,
+    /// What is added to the results of each filter.
+    pub bias: Option<&'a [f64]>,
+    /// What is added to each result.
+    pub residual: Option<&'a [f64]>,
+}
+
 /// Tensors of a convolution as lists of elements, as they lie in memory.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
@@ -121,16 +132,24 @@ impl<'a> View<'a> {
         sums
     }
 
-    /// Every element of `conv(x, weight) + bias`, before an activation.
-    pub fn forward(&self, x: &[f64], weight: &[f64], bias: Option<&[f64]>) -> Vec<Scaled> {
+    /// Every element of `scale conv(x, weight) + bias + residual`, before an activation.
+    pub fn forward(&self, x: &[f64], weight: &[f64], ends: Ends<'_>) -> Vec<Scaled> {
         let pixels = Self::pixels(self.outputs);
-        Self::sums(self.conv.batch * self.conv.filters * pixels, |add| {
+        let mut sums = Self::sums(self.conv.batch * self.conv.filters * pixels, |add| {
             self.products(|of_x, of_weight, of_y| add(of_y, x[of_x] * weight[of_weight]));
-            for (f, bias) in bias.into_iter().flatten().enumerate() {
-                let all = (0..self.conv.batch).flat_map(|n| (0..pixels).map(move |p| [n, f, p]));
-                all.for_each(|at| add(self.y(at), *bias));
+        });
+        for f in 0..self.conv.filters {
+            let of_filter = |of: Option<&[f64]>, default: f64| of.map_or(default, |of| of[f]);
+            let (scale, bias) = (of_filter(ends.scale, 1.0), of_filter(ends.bias, 0.0));
+            for at in (0..self.conv.batch).flat_map(|n| (0..pixels).map(move |p| [n, f, p])) {
+                let at = self.y(at);
+                let residual = ends.residual.map_or(0.0, |residual| residual[at]);
+                let (sum, size) = sums[at];
+                let size = size * scale.abs() + bias.abs() + residual.abs();
+                sums[at] = (sum * scale + bias + residual, size);
             }
-        })
+        }
+        sums
     }
 
     /// Every element of the gradient of `x`.
@@ -186,8 +205,14 @@ mod tests {
         // A row of 1, 2, 3 under taps 1, 10, 100 and one zero on either side.
         let conv = Conv::new(DType::F64, [1, 1, 1], Axis::ONE, Axis::new(3, 3).with(1, 1, 1));
         let view = View::new(&conv).unwrap();
-        let y = view.forward(&[1.0, 2.0, 3.0], &[1.0, 10.0, 100.0], Some(&[0.5]));
-        assert_eq!(y.iter().map(|y| y.0).collect::<Vec<_>>(), [210.5, 321.5, 32.5]);
+        let of = |ends| {
+            let y = view.forward(&[1.0, 2.0, 3.0], &[1.0, 10.0, 100.0], ends);
+            y.into_iter().map(|y| y.0).collect::<Vec<_>>()
+        };
+        let bias = Ends { bias: Some(&[0.5]), ..Ends::default() };
+        assert_eq!(of(bias), [210.5, 321.5, 32.5]);
+        let all = Ends { scale: Some(&[2.0]), residual: Some(&[1000.0, 2000.0, -64.0]), ..bias };
+        assert_eq!(of(all), [1420.5, 2642.5, 0.5]);
     }
 
     #[test]
@@ -207,7 +232,7 @@ mod tests {
         let weight = ramp(6 * 2 * 6, 1.3);
         let dy = ramp(2 * 6 * outputs, 0.3);
         let loss = |x: &[f64], weight: &[f64], bias: &[f64]| -> f64 {
-            view.forward(x, weight, Some(bias)).iter().zip(&dy).map(|(y, dy)| y.0 * dy).sum()
+            view.forward(x, weight, Ends { bias: Some(bias), ..Ends::default() }).iter().zip(&dy).map(|(y, dy)| y.0 * dy).sum()
         };
         let bias = ramp(6, 0.9);
         let check = |gradient: Vec<Scaled>, of: &dyn Fn(usize, f64) -> f64| {

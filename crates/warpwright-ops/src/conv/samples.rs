@@ -88,7 +88,8 @@ fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
     if asked.is_backward() {
         return asked.plan(&ConvBackwardDesc { conv, dx: true, dweight: true, dbias: bias });
     }
-    asked.plan(&ConvDesc { conv, bias, activation: o.activation() })
+    let (scale, residual) = (o.scale().is_some(), o.residual().is_some());
+    asked.plan(&ConvDesc { conv, scale, bias, residual, activation: o.activation() })
 }
 
 /// Passes of a direction.
@@ -97,6 +98,11 @@ fn passes(direction: Direction) -> &'static [Pass] {
         Direction::Forward => &[Pass::Forward],
         Direction::Backward => &[Pass::BackwardX, Pass::BackwardWeight],
     }
+}
+
+/// Whether filters have factors.
+const fn scales(pass: Pass) -> &'static [bool] {
+    if matches!(pass, Pass::Forward) { &[false, true] } else { &[false] }
 }
 
 /// Every kernel that a plan of `entry` can hold.
@@ -122,7 +128,9 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
     for width in [1, SumParts::WIDE] {
         all.push(plan::recorded(OP, &SumParts { dtype, width }, target)?);
         if dtype != DType::F64 {
-            all.push(plan::recorded(OP, &FinishParts { dtype, width }, target)?);
+            for scale in [false, true] {
+                all.push(plan::recorded(OP, &FinishParts { dtype, width, scale }, target)?);
+            }
         }
     }
     for &pass in passes(entry.direction) {
@@ -130,8 +138,10 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
             for weight in layouts {
                 let splits: &[bool] = if pass == Pass::BackwardWeight { &[false, true] } else { &[false] };
                 for &split in splits {
-                    let gather = Gather { dtype, pass, layout, weight, split };
-                    all.push(plan::recorded(OP, &gather, target)?);
+                    for &scale in scales(pass) {
+                        let gather = Gather { dtype, pass, layout, weight, split, scale };
+                        all.push(plan::recorded(OP, &gather, target)?);
+                    }
                 }
             }
         }
@@ -169,9 +179,17 @@ fn tiled_kernels(dtype: DType, pass: Pass, target: Target) -> Vec<TiledConv> {
                 continue;
             }
             // Sums of narrow copies are stored by the same lines.
-            let splits: &[bool] = if piece == PIECES[0] { &[false, true] } else { &[false] };
-            let of_config =
-                |config| splits.iter().map(move |&split| TiledConv { dtype, pass, dims, config, split });
+            let wide = piece == PIECES[0];
+            let splits: &[bool] = if wide { &[false, true] } else { &[false] };
+            let of_config = |config| {
+                let plain = TiledConv { dtype, pass, dims, config, split: false, scale: false, residual: false };
+                let ends = (wide && dims == 2 && pass == Pass::Forward)
+                    .then_some([(true, false), (true, true), (false, true)])
+                    .into_iter()
+                    .flatten()
+                    .map(move |(scale, residual)| TiledConv { scale, residual, ..plain });
+                splits.iter().map(move |&split| TiledConv { split, ..plain }).chain(ends)
+            };
             for &precision in Precision::of(dtype, target) {
                 let kind = Kind { dtype, precision, target, pass };
                 all.extend(tuning::tiled_configs(&kind, piece).into_iter().flat_map(of_config));
@@ -216,8 +234,10 @@ fn implicit_variants(kernel: Implicit) -> Vec<Implicit> {
     let split = |kernel: Implicit| [kernel, Implicit { split: true, ..kernel }];
     match kernel.pass {
         Pass::Forward => {
-            let long = [kernel, rows].map(|kernel| Implicit { program, ..kernel });
-            [split(kernel), split(rows), long].concat()
+            let ends = Program { scale: true, residual: true, ..program };
+            let residual = Program { residual: true, ..Program::default() };
+            let with = |program| [kernel, rows].map(|kernel| Implicit { program, ..kernel });
+            [split(kernel), split(rows), with(program), with(ends), with(residual)].concat()
         }
         Pass::BackwardX => {
             let scattered = Implicit { scattered: true, ..rows };
@@ -237,10 +257,12 @@ fn depthwise_kernels(dtype: DType, pass: Pass) -> Vec<Depthwise> {
             for &left in lefts {
                 for wide in [true, false] {
                     let width = Depthwise::width(dtype, taps, 8, wide);
-                    for finishes in
-                        [false, true].into_iter().filter(|finishes| pass == Pass::Forward || !finishes)
-                    {
-                        all.push(Depthwise { dtype, pass, taps, stride, left, width, finishes });
+                    let ends: &[(bool, bool)] = match pass {
+                        Pass::Forward => &[(false, false), (true, false), (true, true)],
+                        _ => &[(false, false)],
+                    };
+                    for &(finishes, scale) in ends {
+                        all.push(Depthwise { dtype, pass, taps, stride, left, width, finishes, scale });
                     }
                 }
             }
@@ -255,7 +277,7 @@ fn grouped_kernels(dtype: DType, pass: Pass) -> Vec<Grouped> {
     let mut all = Vec::new();
     for channels in Grouped::CHANNELS {
         for taps in [9, 12, 16, 36, 49] {
-            for program in [Program::default(), long] {
+            for program in [Program::default(), long, Program { scale: true, residual: true, ..long }] {
                 let kernel = Grouped { dtype, pass, channels, taps, program };
                 let plain = program == Program::default();
                 let usual = taps == 9 && channels == 8 && plain;

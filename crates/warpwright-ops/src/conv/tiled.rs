@@ -12,7 +12,7 @@ use warpwright_dsl::{Bounds, SharedTile, TileCopy};
 
 use super::Pass;
 use super::tuning::PIECES;
-use crate::gemm::epilogue::{self, EpilogueArgs, Outputs, ResultArgs, ResultParams};
+use crate::gemm::epilogue::{self, EpilogueArgs, Outputs, Program, ResultArgs, ResultParams};
 use crate::gemm::kernel::{Factors, Problem, tile_of_block};
 use crate::gemm::tuning::Tiled;
 
@@ -72,6 +72,9 @@ pub(super) struct TiledConv {
     pub(super) config: Tiled,
     /// Whether sums are stored as they are: those of parts of the common dimension.
     pub(super) split: bool,
+    /// Whether filters have factors, and whether a tensor is added.
+    pub(super) scale: bool,
+    pub(super) residual: bool,
 }
 
 /// A row of a matrix that an image is taken for: where its first tap is in the image, and in memory.
@@ -245,14 +248,15 @@ impl AccumulateKernel for TiledConv {
     type Args = TiledArgs;
 
     fn spec(&self) -> KernelSpec {
-        let Self { dtype, pass, dims, config, split } = *self;
+        let Self { dtype, pass, dims, config, split, scale, residual } = *self;
+        let program = Program { scale, residual, ..Program::default() };
         let split = if split { "_split" } else { "" };
-        let name = format!("conv_{dtype}_{}_{dims}d_{}{split}", pass.name(), config.name());
+        let name = format!("conv_{dtype}_{}_{dims}d_{}{split}{}", pass.name(), config.name(), program.name());
         // Few sums wait for their copies together: other blocks work meanwhile.
         let tiles = config.tiles();
         let narrow = dims == 2 && tiles.cols <= NARROW && tiles.piece == PIECES[0];
         KernelSpec::new(name, BlockDim::x(config.threads()))
-            .dtypes(epilogue::dtypes(dtype, self.split))
+            .dtypes(program.dtypes(epilogue::dtypes(dtype, self.split), dtype))
             .min_blocks_per_sm(if narrow { BLOCKS_OF_NARROW } else { 1 })
     }
 
@@ -320,7 +324,9 @@ impl AccumulateKernel for TiledConv {
         });
         let sums = factors.sums::<A>(&problem);
         let part = k.block_idx_y().to_u64() * p.sums + group.to_u64() * p.of_group_y;
-        let to = ResultParams { bias: p.to.bias.at(group * p.n), y: p.to.y.at(part), ..p.to };
+        let (bias, y) = (p.to.bias.at(group * p.n), p.to.y.at(part));
+        let c = if self.residual { p.to.c.at(part) } else { p.to.c };
+        let to = ResultParams { c, bias, y, scale: p.to.scale.map(|scale| scale.at(group * p.n)) };
         let outputs = Outputs::new(to, p.epilogue, (p.leading_y, none), (none, none));
         let place = |row: U32<'k>| {
             if self.pass != Pass::BackwardX || self.split {

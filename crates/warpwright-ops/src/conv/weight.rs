@@ -3,7 +3,7 @@
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{COLUMN_SUM_LANES, column_sums, kernel_args, sum_of_parts};
 
-use crate::gemm::epilogue::{EpilogueArgs, Outputs, ResultArgs, sums_dtype};
+use crate::gemm::epilogue::{EpilogueArgs, Outputs, Program, ResultArgs, sums_dtype};
 
 /// Threads of a block.
 pub(super) const THREADS: u32 = 128;
@@ -35,15 +35,19 @@ pub(super) struct FinishParts {
     pub(super) dtype: DType,
     /// Elements of a thread, which divides the columns.
     pub(super) width: u32,
+    /// Whether columns have factors.
+    pub(super) scale: bool,
 }
 
 impl AccumulateKernel for FinishParts {
     type Args = FinishArgs;
 
     fn spec(&self) -> KernelSpec {
-        let Self { dtype, width } = *self;
-        KernelSpec::new(format!("conv_finish_parts_{dtype}_v{width}"), BlockDim::x(THREADS))
-            .dtypes(DTypes::all(dtype).with("from", sums_dtype(dtype)))
+        let Self { dtype, width, scale } = *self;
+        let program = Program { scale, ..Program::default() };
+        let name = format!("conv_finish_parts_{dtype}_v{width}{}", program.name());
+        let dtypes = DTypes::all(dtype).with("from", sums_dtype(dtype));
+        KernelSpec::new(name, BlockDim::x(THREADS)).dtypes(program.dtypes(dtypes, dtype))
     }
 
     fn dtype(&self) -> DType {

@@ -21,7 +21,7 @@ use warpwright_runtime::LaunchStep;
 use super::WIDE;
 use super::epilogue::{Even, ResultArgs, ResultParams};
 use super::groups::{GroupParams, Grouping, Walk};
-use super::rows::{scatter_rows, scattered_rows, store_rows};
+use super::rows::{load_rows, place_rows, scatter_rows, scattered_rows, store_rows};
 use super::tuning::PersistentConfig;
 use crate::PlanError;
 use crate::plan;
@@ -108,6 +108,23 @@ pub(crate) trait Epilogue<'k> {
         _rows: &Self::Rows,
         _at: ((U32<'k>, u32), U32<'k>),
         sums: [F32<'k>; 2],
+        _even: Even,
+    ) -> [F32<'k>; 2] {
+        sums
+    }
+
+    /// What is added to the results of [`pair_onto`](Self::pair_onto), which lies as they do, if there is such.
+    fn residual(&self, _to: &ResultParams<'k>) -> Option<Ptr<'k, Read, Elem>> {
+        None
+    }
+
+    /// The results of two neighbouring sums from column `col` on, whose numbers of the [`residual`](Self::residual) are here.
+    fn pair_onto(
+        &self,
+        _to: &ResultParams<'k>,
+        _col: U32<'k>,
+        sums: [F32<'k>; 2],
+        _residual: [F32<'k>; 2],
         _even: Even,
     ) -> [F32<'k>; 2] {
         sums
@@ -387,16 +404,18 @@ impl Blocks {
                 None => None,
             };
             if let Some((state, sums)) = added {
-                self.finish(cx, epilogue, &sums, Place { row: place.row + group * SLAB, ..place });
+                self.finish(cx, epilogue, &sums, Place { row: place.row + group * SLAB, ..place }, None);
                 return state;
             }
             let first = place.row + group * (self.slabs() * SLAB);
             let whole = || {
+                // Products hide how long what is added to the first panel takes to arrive.
+                let mut loaded = self.addends(cx, epilogue, Place { row: first, ..place });
                 let (state, sums) = self.multiply(cx, (group, lane), place, state);
                 for (slab, sums) in (0..).zip(&sums) {
                     let row = if slab > 0 { first + slab * SLAB } else { first };
                     let (pairs, col) = epilogue.joined(self.y, self.pairs(sums), place.col);
-                    self.finish(cx, epilogue, &pairs, Place { row, col, ..place });
+                    self.finish(cx, epilogue, &pairs, Place { row, col, ..place }, loaded.take());
                 }
                 state
             };
@@ -592,17 +611,38 @@ impl Blocks {
         (0..).zip(self.places()).map(pair).collect()
     }
 
-    /// Stores the results of 64 rows, whose sums a warpgroup has.
+    /// The results at `place`: where those of its matrix begin.
+    fn results<'k>(&self, cx: &Context<'k>, place: Place<'k>) -> ResultParams<'k> {
+        let ResultParams { c, y, .. } = cx.p.to;
+        let matrix = place.matrix.to_u64() * cx.p.stride_y;
+        ResultParams { c: c.at(matrix), y: y.at(matrix), ..cx.p.to }
+    }
+
+    /// Loads what an epilogue adds to the panel at `place`, where panels hold it: elements of 16 bits whose rows begin at multiples of 16 bytes.
+    fn addends<'k, E: Epilogue<'k>>(
+        &self,
+        cx: &Context<'k>,
+        epilogue: &E,
+        place: Place<'k>,
+    ) -> Option<Vec<Lanes<'k, u32>>> {
+        if self.store != Store::Panels || self.y.bytes() != 2 {
+            return None;
+        }
+        let from = epilogue.residual(&self.results(cx, place))?;
+        Some(load_rows(cx.k, self.panel(), from, (place.end, cx.p.n, cx.p.ldy), (place.row, place.col)))
+    }
+
+    /// Stores the results of 64 rows, whose sums a warpgroup has, and what is added to the first panel if it has been loaded.
     fn finish<'k, E: Epilogue<'k>>(
         &self,
         cx: &Context<'k>,
         epilogue: &E,
         pairs: &[Pair<'k>],
         place: Place<'k>,
+        mut loaded: Option<Vec<Lanes<'k, u32>>>,
     ) {
         let (k, p, panel) = (cx.k, cx.p, self.panel());
-        let matrix = place.matrix.to_u64() * p.stride_y;
-        let to = ResultParams { c: p.to.c.at(matrix), y: p.to.y.at(matrix), ..p.to };
+        let to = self.results(cx, place);
         let group = k.thread_idx() / GROUP;
         let leader = (k.thread_idx() % GROUP).eq(0);
         let (down, right) = k.accumulator_origin();
@@ -619,13 +659,17 @@ impl Blocks {
             let at =
                 cx.panels + group.mul_add(PANELS * OutputPanel::BYTES, chunk % PANELS * OutputPanel::BYTES);
             let col = place.col + chunk * panel.cols();
-            let values: Vec<F32<'k>> = pairs
-                .iter()
-                .flat_map(|&(slot, col, pair)| {
+            let addends = loaded.take().or_else(|| self.addends(cx, epilogue, Place { col, ..place }));
+            let values: Vec<F32<'k>> = if addends.is_some() {
+                // The panel brings them, once it is free.
+                Vec::new()
+            } else {
+                let result = |&(slot, col, pair): &Pair<'k>| {
                     let (row, col) = (place.row + down + slot, place.col + right + col);
                     epilogue.pair(&to, &rows, ((row, slot), col), pair, even)
-                })
-                .collect();
+                };
+                pairs.iter().flat_map(result).collect()
+            };
             let mend = || {
                 let (tile, right) = (panel.tile(at), chunk * panel.cols());
                 let panel = ResultPanel { tile, row: place.row, col, right, batch: place.batch };
@@ -648,6 +692,19 @@ impl Blocks {
             let alternate = pairs_of_tile.is_multiple_of(PANELS as usize * per_panel);
             k.if_(leader, || k.wait_stores(if alternate { PANELS - 1 } else { 0 }));
             k.barrier_of(group + MEETING, GROUP);
+            let values = match addends {
+                Some(addends) => {
+                    if (chunk as usize + 1) * per_panel < pairs_of_tile {
+                        loaded = self.addends(cx, epilogue, Place { col: col + panel.cols(), ..place });
+                    }
+                    place_rows(k, panel, at, addends);
+                    let result = |(&(_, col, pair), addend)| {
+                        epilogue.pair_onto(&to, place.col + right + col, pair, addend, even)
+                    };
+                    pairs.iter().zip(panel.take(at)).flat_map(result).collect()
+                }
+                None => values,
+            };
             panel.put(at, &values);
             mend();
             k.fence_shared_copies();

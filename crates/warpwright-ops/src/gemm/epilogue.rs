@@ -1,4 +1,5 @@
-//! The epilogue of a tile: sums become `activation(alpha sum + beta c + bias)`, stored whatever the alignment.
+//! The epilogue of a tile: sums become `activation(alpha sum + beta c + bias)`, stored whatever the alignment. In a kernel with a factor of
+//! each column that is in the place of `alpha`.
 
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{VECTOR_BYTES, kernel_args};
@@ -29,7 +30,18 @@ pub(crate) const HAS_BIAS: u32 = 2;
 
 kernel_args! {
     /// Where results go and what is added to them.
-    pub(crate) struct ResultArgs => ResultParams { c: In<Elem>, bias: In<Elem>, y: Out<Elem> }
+    pub(crate) struct ResultArgs => ResultParams {
+        c: In<Elem>, bias: In<Elem>, y: Out<Elem>,
+        /// A factor of each column.
+        scale: Extra<In<Elem>>,
+    }
+}
+
+impl ResultArgs {
+    /// Where sums go that nothing is added to.
+    pub(crate) const fn new(c: In<Elem>, bias: In<Elem>, y: Out<Elem>) -> Self {
+        Self { c, bias, y, scale: Extra(None) }
+    }
 }
 
 kernel_args! {
@@ -57,7 +69,8 @@ pub(crate) struct Even {
     pub(crate) bias: bool,
 }
 
-/// An epilogue that is recorded into a kernel: `activation(alpha sum + beta c + bias)` without what is not asked for.
+/// An epilogue that is recorded into a kernel: `activation(alpha sum + beta c + bias)`, or `activation(scale sum + bias + c)`, without what is
+/// not asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Program {
     /// Whether `alpha` is not 1.
@@ -66,6 +79,10 @@ pub(crate) struct Program {
     pub(crate) addend: bool,
     pub(crate) bias: bool,
     pub(crate) activation: Option<Activation>,
+    /// Whether there is a factor of each column.
+    pub(crate) scale: bool,
+    /// Whether a `c` is added as it is. It lies as `y` does.
+    pub(crate) residual: bool,
 }
 
 impl Program {
@@ -74,10 +91,18 @@ impl Program {
         let parts = [
             self.scaled.then_some("alpha"),
             self.addend.then_some("c"),
+            self.scale.then_some("scale"),
             self.bias.then_some("bias"),
+            self.residual.then_some("residual"),
             self.activation.map(Activation::name),
         ];
         parts.into_iter().flatten().map(|part| format!("_{part}")).collect()
+    }
+
+    /// `dtypes` of the arguments of a kernel whose results are `to`: with factors of columns these and the bias are of the type of sums.
+    pub(crate) fn dtypes(self, dtypes: DTypes, dtype: DType) -> DTypes {
+        let sums = sums_dtype(dtype);
+        if self.scale { dtypes.with("to.scale", sums).with("to.bias", sums) } else { dtypes }
     }
 
     /// The results of two neighbouring sums, the first of which is at an even column.
@@ -90,33 +115,64 @@ impl Program {
         sums: [F32<'k>; 2],
         even: Even,
     ) -> [F32<'k>; 2] {
-        let pair_of = |from: Ptr<'k, Read, Elem>, there: Option<Pred<'k>>, even: bool| {
-            let inside = |col: U32<'k>| there.map_or(col.lt(n), |there| there & col.lt(n));
-            let (first, both) = (inside(col), inside(col + 1));
-            if !even {
-                return [(from, first), (from.at(1u64), both)]
-                    .map(|(at, there)| at.only_where(there, Fill::Zero).get::<f32>());
-            }
-            let pair = from.only_where(both, Fill::Zero).load::<f32>(2);
-            let alone = from.only_where(first & !both, Fill::Zero).get::<f32>();
-            let [low, high] = [0, 1].map(|i| pair[i]);
-            [both.select(low, alone), high]
+        let c = || {
+            let from = to.c.at(row.to_u64() * ldy + col.to_u64());
+            pair_at(from, Some(row.lt(m)), (col, n), even.rows)
         };
         let mut values = sums;
         if self.scaled {
             values = values.map(|value| value * alpha);
         }
         if self.addend {
-            let c = pair_of(to.c.at(row.to_u64() * ldy + col.to_u64()), Some(row.lt(m)), even.rows);
+            let c = c();
             values = [0, 1].map(|i| c[i].mul_add(beta, values[i]));
         }
+        self.pair_onto(to, (col, n), values, self.residual.then(c), even)
+    }
+
+    /// The same of sums times their factors, with what is added at the end where there is such.
+    pub(crate) fn pair_onto<'k>(
+        self,
+        to: &ResultParams<'k>,
+        (col, n): (U32<'k>, U32<'k>),
+        sums: [F32<'k>; 2],
+        residual: Option<[F32<'k>; 2]>,
+        even: Even,
+    ) -> [F32<'k>; 2] {
+        let mut values = sums;
+        if let Some(scale) = to.scale {
+            let scale = pair_at(scale.at(col), None, (col, n), even.bias);
+            values = [0, 1].map(|i| values[i] * scale[i]);
+        }
         if self.bias {
-            let bias = pair_of(to.bias.at(col), None, even.bias);
+            let bias = pair_at(to.bias.at(col), None, (col, n), even.bias);
             values = [0, 1].map(|i| values[i] + bias[i]);
+        }
+        if let Some(residual) = residual {
+            values = [0, 1].map(|i| values[i] + residual[i]);
         }
         let dtype = to.y.dtype();
         self.activation.map_or(values, |activation| values.map(|value| evaluate(activation, value, dtype)))
     }
+}
+
+/// Two neighbours of which the first is at column `col` of `n`, zeros where there are none; pairs lie at multiples of their size if `even`.
+fn pair_at<'k>(
+    from: Ptr<'k, Read, Elem>,
+    there: Option<Pred<'k>>,
+    (col, n): (U32<'k>, U32<'k>),
+    even: bool,
+) -> [F32<'k>; 2] {
+    let inside = |col: U32<'k>| there.map_or(col.lt(n), |there| there & col.lt(n));
+    let (first, both) = (inside(col), inside(col + 1));
+    if !even {
+        return [(from, first), (from.at(1u64), both)]
+            .map(|(at, there)| at.only_where(there, Fill::Zero).get::<f32>());
+    }
+    let pair = from.only_where(both, Fill::Zero).load::<f32>(2);
+    let alone = from.only_where(first & !both, Fill::Zero).get::<f32>();
+    let [low, high] = [0, 1].map(|i| pair[i]);
+    [both.select(low, alone), high]
 }
 
 /// Where the results of a product go and what happens to them before.
@@ -151,6 +207,7 @@ impl<'k> Outputs<'k> {
     pub(super) fn aligned(self) -> Pred<'k> {
         let size = self.to.y.dtype().bytes() as u64;
         let bits = self.to.y.address() | self.to.c.address() | self.to.bias.address() | (self.leading * size);
+        let bits = self.to.scale.map_or(bits, |scale| bits | scale.address());
         (bits & (u64::from(self.width()) * size - 1)).eq(0)
     }
 
@@ -163,8 +220,13 @@ impl<'k> Outputs<'k> {
     pub(crate) fn finish_at<A: Accumulate>(self, at: U64<'k>, col: U32<'k>, sums: &Lanes<'k, A>) {
         let k = col.k();
         let width = u32::try_from(sums.len()).unwrap_or(1);
-        let alpha = self.epilogue.alpha.convert::<A>();
-        let scaled: Vec<_> = sums.iter().map(|sum| sum * alpha).collect();
+        let scaled: Vec<_> = if let Some(scale) = self.to.scale {
+            let scale = scale.at(col).load::<A>(width);
+            sums.iter().zip(scale).map(|(sum, scale)| sum * scale).collect()
+        } else {
+            let alpha = self.epilogue.alpha.convert::<A>();
+            sums.iter().map(|sum| sum * alpha).collect()
+        };
         let with_c = k.if_else(
             (self.epilogue.flags & HAS_C).ne(0),
             || {

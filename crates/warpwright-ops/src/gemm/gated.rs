@@ -223,7 +223,7 @@ impl GatedLinearDesc {
             a: map(&GatedLinearArgs::x.arg(), blocks.slices.0, rows),
             b: map(&GatedLinearArgs::gate.arg(), kernel.half(), out_features),
             y_boxes: blocks.boxes_of_results(&y, sizes, leading, (1, WIDE)),
-            to: ResultArgs { c: In::address(0), bias: In::address(0), y },
+            to: ResultArgs::new(In::address(0), In::address(0), y),
             m: small(rows),
             n: small(out_features),
             steps: small(in_features).div_ceil(blocks.slices.0.depth),

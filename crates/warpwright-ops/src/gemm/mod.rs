@@ -492,11 +492,9 @@ impl GemmDesc {
             let count = (self.batch - first).min(MAX_LAYERS);
             let offset = |stride: usize| first as u64 * stride as u64 * size;
             let split = parts > 1;
-            let result = ResultArgs {
-                c: GemmArgs::c.arg_at(offset(self.stride_y)),
-                bias: GemmArgs::bias.arg(),
-                y: GemmArgs::y.arg_at(offset(self.stride_y)),
-            };
+            let at = offset(self.stride_y);
+            let result =
+                ResultArgs::new(GemmArgs::c.arg_at(at), GemmArgs::bias.arg(), GemmArgs::y.arg_at(at));
             let product = Product {
                 a: match operands.a {
                     Source::Tensor => GemmArgs::a.arg_at(offset(self.stride_a)),
@@ -552,7 +550,7 @@ impl GemmDesc {
         self.check()?;
         let choice = self.choose(target, wide && self.is_wide(), Sums::Parts(most))?;
         let parts = choice.parts(self.k as u64);
-        let to = ResultArgs { c: In::address(0), bias: In::address(0), y: y(parts) };
+        let to = ResultArgs::new(In::address(0), In::address(0), y(parts));
         let epilogue = EpilogueArgs::NONE;
         let product = Product { a, b, to, count: 1, split: true, onto: false, epilogue };
         Ok((self.launch(target, choice, product)?, parts))
@@ -573,7 +571,7 @@ impl GemmDesc {
         let epilogue = EpilogueArgs { beta: 1.0, flags, ..EpilogueArgs::NONE };
         let y = value_of(&y);
         let c = if adds { In::from(y.clone()) } else { In::address(0) };
-        let to = ResultArgs { c, bias: In::address(0), y: Out::from(y) };
+        let to = ResultArgs::new(c, In::address(0), Out::from(y));
         self.launch(target, choice, Product { a, b, to, count: 1, split: true, onto: true, epilogue })
     }
 

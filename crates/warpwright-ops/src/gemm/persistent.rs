@@ -55,6 +55,21 @@ impl<'k> Epilogue<'k> for Finish<'k> {
 
     fn rows(&self, _: U32<'k>, _: &dyn Fn(u32) -> U32<'k>) {}
 
+    fn residual(&self, to: &ResultParams<'k>) -> Option<Ptr<'k, Read, Elem>> {
+        self.program.residual.then_some(to.c)
+    }
+
+    fn pair_onto(
+        &self,
+        to: &ResultParams<'k>,
+        col: U32<'k>,
+        sums: [F32<'k>; 2],
+        residual: [F32<'k>; 2],
+        even: Even,
+    ) -> [F32<'k>; 2] {
+        self.program.pair_onto(to, (col, self.sizes.1), sums, Some(residual), even)
+    }
+
     fn pair(
         &self,
         to: &ResultParams<'k>,
@@ -197,6 +212,7 @@ impl GemmDesc {
             addend: self.beta.get() != 0.0,
             bias: self.bias,
             activation: self.activation,
+            ..Program::default()
         }
     }
 }

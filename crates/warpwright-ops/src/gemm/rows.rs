@@ -52,6 +52,38 @@ pub(super) fn scattered_rows<'k>(k: K<'k>) -> impl Iterator<Item = U32<'k>> {
     (0..16).step_by((WARP / LANES_OF_ROW) as usize).map(move |down| first + down)
 }
 
+/// Loads what a panel of 16-bit elements holds of the rows and columns from (`row`, `col`) on of a matrix of `m` rows and `n` columns, whose
+/// rows begin at multiples of 16 bytes: a vector of each of the lane's rows.
+pub(super) fn load_rows<'k>(
+    k: K<'k>,
+    panel: OutputPanel,
+    from: Ptr<'k, Read, Elem>,
+    (m, n, leading): (U32<'k>, U32<'k>, U64<'k>),
+    (row, col): (U32<'k>, U32<'k>),
+) -> Vec<Lanes<'k, u32>> {
+    let col = col + mine_of_row(k, panel);
+    let load = |down: U32<'k>| {
+        let row = row + down;
+        let at = from.at(row.to_u64() * leading + col.to_u64());
+        at.cast::<u32>().only_where(row.lt(m) & col.lt(n), Fill::Zero).load(WIDE as u32 / 4)
+    };
+    scattered_rows(k).map(load).collect()
+}
+
+/// Stores the vectors of [`load_rows`] in the panel at `at`, for the warp to take them from there.
+pub(super) fn place_rows<'k>(k: K<'k>, panel: OutputPanel, at: U32<'k>, vectors: Vec<Lanes<'k, u32>>) {
+    let (tile, col) = (panel.tile(at), mine_of_row(k, panel));
+    for (row, vector) in scattered_rows(k).zip(vectors) {
+        tile.at(row, col).cast::<u32>().store(vector);
+    }
+    k.warp_barrier();
+}
+
+/// The first column of the lane's vectors of a panel.
+fn mine_of_row(k: K<'_>, panel: OutputPanel) -> U32<'_> {
+    k.lane_idx() % LANES_OF_ROW * (WIDE as u32 / panel.dtype.bytes() as u32)
+}
+
 /// Stores a panel of 16-bit elements to rows that begin anywhere, at multiples of 16 bytes: `rows` are those of the lane, whether they are
 /// there, and where they begin.
 pub(super) fn scatter_rows<'k>(

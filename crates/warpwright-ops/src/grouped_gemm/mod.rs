@@ -276,7 +276,7 @@ impl GroupedGemmDesc {
         let map = |operand: &In<Elem>, tile: PanelTile, outer: usize, leading: usize, further| {
             TensorMapArg::over(operand, tile.map((outer as u64, self.k as u64), bytes(leading), &[further]))
         };
-        let to = ResultArgs { c: In::address(0), bias: In::address(0), y: GroupedGemmArgs::y.arg() };
+        let to = ResultArgs::new(In::address(0), In::address(0), GroupedGemmArgs::y.arg());
         let sizes = (self.m as u64, self.n as u64);
         // The scheduler of groups of rows counts its tiles itself.
         let tiles = self.tiles((config.rows as usize, config.cols as usize))?;

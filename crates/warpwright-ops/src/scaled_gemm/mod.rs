@@ -269,7 +269,7 @@ impl ScaledGemmDesc {
 
     fn results(&self) -> ResultArgs {
         let y = ScaledGemmArgs::y.arg();
-        ResultArgs { c: warpwright_dsl::In::address(0), bias: ScaledGemmArgs::bias.arg(), y }
+        ResultArgs::new(warpwright_dsl::In::address(0), ScaledGemmArgs::bias.arg(), y)
     }
 
     /// The launch with tensor copies.

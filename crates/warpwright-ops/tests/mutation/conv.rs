@@ -76,7 +76,7 @@ fn check(convs: &[Conv], tile: Option<Tile>, skipped: fn(&str) -> bool) {
         let function = ACTIVATIONS[i % ACTIVATIONS.len()];
         let recorded = matches!(tile, Some(Tile::Persistent(_)));
         let (bias, activation) = if recorded { (false, None) } else { (i % 3 == 0, function) };
-        let desc = ConvDesc { conv: convs[i], bias, activation };
+        let desc = ConvDesc { bias, activation, ..ConvDesc::new(convs[i]) };
         right(tile.map_or_else(|| desc.plan(TARGET), |tile| desc.plan_with(TARGET, tile)))
     });
     sweep.check(&forward);

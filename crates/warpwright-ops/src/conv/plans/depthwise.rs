@@ -1,6 +1,5 @@
 //! Plans of depthwise kernels.
 
-use warpwright_dsl::In;
 use warpwright_runtime::LaunchStep;
 
 use super::{Planner, Tensors};
@@ -8,7 +7,7 @@ use crate::PlanError;
 use crate::conv::depthwise::{self, Depthwise, DepthwiseArgs};
 use crate::conv::{Axis, Conv, Layout, OP, Pass, tuning};
 use crate::gemm::MAX_SIDE;
-use crate::gemm::epilogue::{EpilogueArgs, Program, ResultArgs, sums_dtype};
+use crate::gemm::epilogue::{EpilogueArgs, Program, sums_dtype};
 use crate::plan::{self, small};
 
 impl Planner<'_> {
@@ -40,6 +39,7 @@ impl Planner<'_> {
             left: (left(&height), left(&width)),
             width: Depthwise::width(dtype, taps, channels, self.wide),
             finishes: program != Program::default(),
+            scale: program.scale,
         };
         // Threads are counted in 32 bits.
         let [work, ..] = self.depthwise_sizes(&kernel);
@@ -91,7 +91,7 @@ impl Planner<'_> {
         let values = DepthwiseArgs {
             image: tensors.image.clone(),
             other: tensors.other.clone(),
-            to: ResultArgs { c: In::address(0), bias: tensors.bias.clone(), y },
+            to: tensors.ends.results(y),
             h: axis(1),
             w: axis(2),
             channels: small(channels),

@@ -1,14 +1,14 @@
 //! Plans of the kernel that gathers images element by element.
 
 use warpwright_dsl::divide::ExactDivisorArgs;
-use warpwright_dsl::{In, KernelArgs};
+use warpwright_dsl::KernelArgs;
 use warpwright_runtime::LaunchStep;
 
-use super::{Planner, Tensors};
+use super::{Epilogue, Planner, Tensors};
 use crate::PlanError;
 use crate::conv::gather::{self, Gather, GatherArgs};
 use crate::conv::{Axis, Conv, OP, Pass, Sizes, tuning};
-use crate::gemm::epilogue::{EpilogueArgs, ResultArgs, sums_dtype};
+use crate::gemm::epilogue::sums_dtype;
 use crate::gemm::plain::SIDE;
 use crate::plan::{self, small};
 
@@ -17,8 +17,8 @@ impl Planner<'_> {
     pub(super) fn gather(
         &mut self,
         pass: Pass,
-        tensors: Tensors,
-        epilogue: EpilogueArgs,
+        tensors: &Tensors,
+        (epilogue, program): &Epilogue,
     ) -> Result<Vec<LaunchStep>, PlanError> {
         let Conv { dtype, layout, weight_layout, batch, groups, .. } = *self.conv;
         let Sizes { taps, pixels_in, pixels_out, .. } = self.sizes;
@@ -83,7 +83,7 @@ impl Planner<'_> {
         let values = GatherArgs {
             image: tensors.image.clone(),
             other: tensors.other.clone(),
-            to: ResultArgs { c: In::address(0), bias: tensors.bias.clone(), y },
+            to: tensors.ends.results(y),
             d: axis(0),
             h: axis(1),
             w: axis(2),
@@ -96,10 +96,10 @@ impl Planner<'_> {
             of_image,
             of_pixels: self.strides(of_result, result_pixels),
             filter: small(channels * taps),
-            epilogue,
+            epilogue: epilogue.clone(),
         }
         .values();
-        let kernel = Gather { dtype, pass, layout, weight: weight_layout, split };
+        let kernel = Gather { dtype, pass, layout, weight: weight_layout, split, scale: program.scale };
         let kernel = plan::recorded(OP, &kernel, self.target)?;
         let mut launches = vec![LaunchStep::new(kernel, [grid, parts, 1], values)];
         if split {

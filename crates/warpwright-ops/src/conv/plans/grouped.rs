@@ -1,7 +1,7 @@
 //! Plans of groups of several channels whose image is brought to shared memory once.
 
 use warpwright_dsl::divide::DivisorArgs;
-use warpwright_dsl::{In, KernelArgs};
+use warpwright_dsl::KernelArgs;
 use warpwright_ptx::isa::DeviceLimits;
 use warpwright_runtime::LaunchStep;
 
@@ -11,7 +11,7 @@ use crate::PlanError;
 use crate::conv::grouped::{self, AxisArgs, Grouped, GroupedArgs};
 use crate::conv::tuning::{self, GroupBox};
 use crate::conv::{Axis, Conv, Layout, OP, Pass};
-use crate::gemm::epilogue::{Program, ResultArgs, sums_dtype};
+use crate::gemm::epilogue::{Program, sums_dtype};
 use crate::plan::{self, small};
 
 /// Copies of 16 bytes, and products of `bf16`, exist from here.
@@ -93,7 +93,7 @@ impl Planner<'_> {
         let values = GroupedArgs {
             image: tensors.image.clone(),
             other: tensors.other.clone(),
-            to: ResultArgs { c: In::address(0), bias: tensors.bias.clone(), y },
+            to: tensors.ends.results(y),
             h: axis(&h, 1, of_rows),
             w: axis(&w, 2, of_cols),
             images: small(batch),
@@ -113,7 +113,7 @@ impl Planner<'_> {
         if weight {
             // The channels of all taps lie side by side.
             let (sums, columns) = ((at, small(parts)), (self.sizes.weight, filters));
-            launches.push(self.add_parts(pass, tensors, sums, columns, true, &epilogue.0)?);
+            launches.push(self.add_parts(pass, tensors, sums, columns, true, epilogue)?);
         }
         Ok(launches)
     }

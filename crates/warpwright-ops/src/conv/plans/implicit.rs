@@ -5,7 +5,7 @@ use warpwright_ptx::DType;
 use warpwright_ptx::tensor_map::TensorMap;
 use warpwright_runtime::LaunchStep;
 
-use super::{Epilogue, Order, OwnWeight, Planner, Tensors};
+use super::{Ends, Epilogue, Order, OwnWeight, Planner, Tensors};
 use crate::PlanError;
 use crate::conv::implicit::{self, ImageArgs, Implicit, ImplicitArgs};
 use crate::conv::tuning::{self, Choice, Tile};
@@ -13,7 +13,7 @@ use crate::conv::weight::{self, FinishArgs, FinishParts, SumParts};
 use crate::conv::{Axis, Conv, Layout, OP, Pass};
 use crate::gemm::WIDE;
 use crate::gemm::engine::{self, Blocks, Store, WorkArgs};
-use crate::gemm::epilogue::{EpilogueArgs, Program, ResultArgs};
+use crate::gemm::epilogue::{Program, ResultArgs};
 use crate::plan::{self, small};
 
 /// The largest stride that tensor copies go by.
@@ -216,8 +216,8 @@ impl Planner<'_> {
             }
             None => tensors.other.clone(),
         };
-        let (image, bias) = (tensors.image.clone(), tensors.bias.clone());
-        let tensors = &Tensors { image, other, bias, y: tensors.y };
+        let (image, ends) = (tensors.image.clone(), tensors.ends.clone());
+        let tensors = &Tensors { image, other, ends, y: tensors.y };
         launches.extend(self.each_phase(&self.phases(pass), tensors, |planner, sides| {
             let product = planner.product(pass, sides);
             let choice = tuning::choose(planner.target, &product, planner.tile);
@@ -269,12 +269,12 @@ impl Planner<'_> {
         (sums_at, parts): (usize, u32),
         (len, columns): (usize, usize),
         joined: bool,
-        epilogue: &EpilogueArgs,
+        epilogue: &Epilogue,
     ) -> Result<LaunchStep, PlanError> {
         let from = self.workspace.written_at(sums_at as u64);
         let y = tensors.y_at(0);
         match pass {
-            Pass::Forward => self.finish(from, (tensors.bias.clone(), y), parts, (len, columns), epilogue),
+            Pass::Forward => self.finish(from, tensors.ends.results(y), parts, (len, columns), epilogue),
             Pass::BackwardWeight if self.own_weight.is_some() || !joined => {
                 self.reorder(from, y, true, (parts, len), &self.weight_order(joined))
             }
@@ -348,7 +348,8 @@ impl Planner<'_> {
         };
         let size = y_dtype.bytes() as u64;
         let y = self.results_at(pass, tensors, sides, split.then_some(sums_at));
-        let to = ResultArgs { c: In::address(0), bias: tensors.bias.clone(), y };
+        let ends = if split { Ends::none() } else { tensors.ends.clone() };
+        let to = ends.results(y);
         let products = count * parts as usize;
         let order = blocks.config.order(OP, [m, n, products])?;
         let grid = blocks.config.blocks(self.target, &order);
@@ -378,7 +379,7 @@ impl Planner<'_> {
         launches.push(blocks.launch(OP, self.target, &kernel, grid, values)?);
         if split {
             let (sums, columns) = ((sums_at, parts), (m * n * count, n));
-            launches.push(self.add_parts(pass, tensors, sums, columns, joined, &epilogue.0)?);
+            launches.push(self.add_parts(pass, tensors, sums, columns, joined, epilogue)?);
         }
         Ok(launches)
     }
@@ -411,18 +412,18 @@ impl Planner<'_> {
     fn finish(
         &self,
         from: In<Elem>,
-        (bias, y): (In<Elem>, Out<Elem>),
+        to: ResultArgs,
         parts: u32,
         (len, columns): (usize, usize),
-        epilogue: &EpilogueArgs,
+        (epilogue, program): &Epilogue,
     ) -> Result<LaunchStep, PlanError> {
         let vectors = self.wide && columns.is_multiple_of(SumParts::WIDE as usize);
         let width = if vectors { SumParts::WIDE } else { 1 };
         let grid = plan::cover(OP, len, weight::THREADS * width)?.unwrap_or([1; 3]);
-        let to = ResultArgs { c: In::address(0), bias, y };
         let (columns, epilogue) = (small(columns), epilogue.clone());
         let values = FinishArgs { from, to, len: len as u64, parts, columns, epilogue };
-        plan::launch(OP, &FinishParts { dtype: self.conv.dtype, width }, values, self.target, grid)
+        let kernel = FinishParts { dtype: self.conv.dtype, width, scale: program.scale };
+        plan::launch(OP, &kernel, values, self.target, grid)
     }
 
     /// Elements from one pixel of the result, or of the gradient of one, to the next along each dimension, channels last.

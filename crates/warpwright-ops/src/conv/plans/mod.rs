@@ -8,7 +8,7 @@ mod pointwise;
 mod prepare;
 mod tiled;
 
-use warpwright_dsl::{Elem, In, Out};
+use warpwright_dsl::{Elem, Extra, In, Out};
 use warpwright_ptx::Target;
 use warpwright_runtime::LaunchStep;
 
@@ -19,7 +19,7 @@ use super::weight::{self, Reorder, ReorderArgs, SumArgs, SumManyParts, SumParts}
 use super::{Axis, Conv, ConvArgs, ConvBackwardArgs, ConvBackwardDesc, ConvDesc, Layout, OP, Pass, Sizes};
 use crate::PlanError;
 use crate::catalogue::Direction;
-use crate::gemm::epilogue::{self, EpilogueArgs, HAS_BIAS, Program, sums_dtype};
+use crate::gemm::epilogue::{self, EpilogueArgs, HAS_BIAS, HAS_C, Program, ResultArgs, sums_dtype};
 use crate::gemm::{MAX_LAYERS, WIDE};
 use crate::plan::{self, Operation, Plan, Variant, small};
 use crate::tensors::{OutSlot, SlotSpec};
@@ -33,9 +33,30 @@ struct Tensors {
     image: In<Elem>,
     /// The weight, or `dy` for that of the weight.
     other: In<Elem>,
-    bias: In<Elem>,
+    ends: Ends,
     /// The result: a tensor, and the byte of it that the result begins at.
     y: (OutSlot, u64),
+}
+
+/// What an epilogue reads.
+#[derive(Clone)]
+struct Ends {
+    bias: In<Elem>,
+    scale: Option<In<Elem>>,
+    residual: In<Elem>,
+}
+
+impl Ends {
+    /// Nothing.
+    fn none() -> Self {
+        Self { bias: In::address(0), scale: None, residual: In::address(0) }
+    }
+
+    /// It and where results go.
+    fn results(&self, y: Out<Elem>) -> ResultArgs {
+        let Self { bias, scale, residual } = self.clone();
+        ResultArgs { scale: Extra(scale), ..ResultArgs::new(residual, bias, y) }
+    }
 }
 
 impl Tensors {
@@ -168,7 +189,7 @@ impl<'a> Planner<'a> {
         if tiles {
             return self.tiled(pass, &tensors, &epilogue);
         }
-        self.gather(pass, tensors, epilogue.0)
+        self.gather(pass, &tensors, &epilogue)
     }
 
     /// The variants of a plan, by the steps of each.
@@ -313,17 +334,24 @@ impl ConvDesc {
         let sizes = conv.check()?;
         conv.precision.check_target(OP, target)?;
         let mut planner = Planner::new(conv, sizes, target, Args::workspace);
-        let program = Program { bias: self.bias, activation: self.activation, ..Program::default() };
+        let Self { scale, bias, residual, activation, .. } = *self;
+        let program = Program { scale, bias, residual, activation, ..Program::default() };
+        let flag = |there: bool, flag: u32| if there { flag } else { 0 };
         let epilogue = EpilogueArgs {
-            flags: if self.bias { HAS_BIAS } else { 0 },
-            activation: epilogue::code(self.activation).unwrap_or(0),
+            beta: 1.0,
+            flags: flag(bias, HAS_BIAS) | flag(residual, HAS_C),
+            activation: epilogue::code(activation).unwrap_or(0),
             ..EpilogueArgs::NONE
         };
         let variants = planner.variants(tile, |planner| {
             let tensors = Tensors {
                 image: Args::x.arg(),
                 other: Args::weight.arg(),
-                bias: Args::bias.arg(),
+                ends: Ends {
+                    bias: Args::bias.arg(),
+                    scale: scale.then(|| Args::scale.arg()),
+                    residual: Args::residual.arg(),
+                },
                 y: (Args::y, 0),
             };
             match sizes.y {
@@ -331,10 +359,13 @@ impl ConvDesc {
                 _ => planner.pass(Pass::Forward, tensors, (epilogue.clone(), program)),
             }
         })?;
+        let factors = if scale { sums_dtype(conv.dtype) } else { conv.dtype };
         let tensors = Args::specs([
             Args::x.holds(conv.dtype, sizes.x),
             Args::weight.holds(conv.dtype, sizes.weight),
-            Args::bias.holds(conv.dtype, conv.filters).optional(self.bias),
+            Args::scale.holds(factors, conv.filters).optional(scale),
+            Args::bias.holds(factors, conv.filters).optional(bias),
+            Args::residual.holds(conv.dtype, sizes.y).optional(residual),
             Args::y.holds(conv.dtype, sizes.y),
             planner.scratch(),
         ]);
@@ -373,14 +404,14 @@ impl ConvBackwardDesc {
             let mut steps = Vec::new();
             if self.dx && sizes.x > 0 {
                 let other = Args::weight.arg();
-                let tensors = Tensors { image: dy(), other, bias: In::address(0), y: (Args::dx, 0) };
+                let tensors = Tensors { image: dy(), other, ends: Ends::none(), y: (Args::dx, 0) };
                 steps.extend(planner.pass(Pass::BackwardX, tensors, sums.clone())?);
             }
             if self.dweight {
                 let tensors = Tensors {
                     image: Args::x.arg(),
                     other: dy(),
-                    bias: In::address(0),
+                    ends: Ends::none(),
                     y: (Args::dweight, 0),
                 };
                 steps.extend(planner.pass(Pass::BackwardWeight, tensors, sums.clone())?);

@@ -10,7 +10,7 @@ use crate::conv::tuning::Tile;
 use crate::conv::{Axis, Conv, Layout, Pass};
 use crate::gemm::epilogue::Program;
 use crate::gemm::{GemmArgs, GemmDesc, WIDE};
-use crate::plan::Operation;
+use crate::plan::{Operation, Real};
 use crate::plan::embedded::value_of;
 
 /// Channels and filters at least where a product of `f32` as pairs of `f16` takes less time than one of tiles that are copied.
@@ -35,7 +35,11 @@ impl Planner<'_> {
         if short && dtype == DType::F32 && layout == Layout::ChannelsLast && self.has_tiles(pass) {
             return None;
         }
-        let Program { bias, activation, .. } = program;
+        let Program { scale, bias, residual, activation, .. } = program;
+        // Products have no factors of columns.
+        if scale {
+            return None;
+        }
         let desc = match (layout, pass) {
             (Layout::ChannelsLast, Pass::Forward) => {
                 GemmDesc::new(dtype, [batch * pixels, filters, channels], false, true)
@@ -63,7 +67,8 @@ impl Planner<'_> {
                 GemmDesc { batch, stride_a: 0, ..desc }
             }
         };
-        Some(GemmDesc { bias, activation, precision, ..desc })
+        let beta = Real::new(f64::from(u8::from(residual)));
+        Some(GemmDesc { beta, bias, activation, precision, ..desc })
     }
 
     /// The steps of a pass as products of matrices, if it is one.
@@ -85,7 +90,8 @@ impl Planner<'_> {
         let places = [
             (value_of(&Args::a.arg::<Elem>()), a),
             (value_of(&Args::b.arg::<Elem>()), b),
-            (value_of(&Args::bias.arg::<Elem>()), value_of(&tensors.bias)),
+            (value_of(&Args::bias.arg::<Elem>()), value_of(&tensors.ends.bias)),
+            (value_of(&Args::c.arg::<Elem>()), value_of(&tensors.ends.residual)),
             (value_of(&Args::y.arg::<Elem>()), value_of(&tensors.y_at(0))),
             (value_of(&Args::workspace.arg::<Elem>()), value_of(&self.workspace.arg_at::<Elem>(at as u64))),
         ];

@@ -92,7 +92,7 @@ impl Planner<'_> {
         let of_pixel = if folded { conv.channels } else { changed.channels };
         let mut image = tensors.image.clone();
         let mut other = tensors.other.clone();
-        let bias = tensors.bias.clone();
+        let mut ends = tensors.ends.clone();
         // `dy` of both gradients is changed once.
         let filters = (conv.filters, changed.filters);
         if pass != Pass::Forward && !same(filters.0, filters.1) {
@@ -149,6 +149,11 @@ impl Planner<'_> {
         };
         let mut y = tensors.y;
         let mut last = None;
+        if let (true, Some((len, pixels, (of_products, own)))) = (epilogue.1.residual, back) {
+            let at = inner.keep(len)?;
+            steps.push(inner.relayout(ends.residual, at, (conv.layout, pixels), (own, of_products))?);
+            ends.residual = self.workspace.written_at(at as u64);
+        }
         if let Some((len, pixels, channels)) = back {
             let at = inner.keep(len)?;
             y = (self.workspace, at as u64);
@@ -157,7 +162,7 @@ impl Planner<'_> {
             let pixels = (conv.batch, pixels);
             last = Some(self.copy_images((from, tensors.y_at(0)), layouts, pixels, channels)?);
         }
-        let tensors = Tensors { image, other, bias, y };
+        let tensors = Tensors { image, other, ends, y };
         steps.extend(match strips {
             Some(kernel) if !copies => inner.depthwise(&kernel, &tensors, &epilogue.0)?,
             _ if copies => inner.implicit(pass, &tensors, epilogue)?,

@@ -1,16 +1,16 @@
 //! Plans of kernels whose tiles ordinary copies bring.
 
 use warpwright_dsl::divide::DivisorArgs;
-use warpwright_dsl::{In, KernelArgs};
+use warpwright_dsl::KernelArgs;
 use warpwright_runtime::LaunchStep;
 
 use super::implicit::{ROWS, Side};
-use super::{Epilogue, Planner, Tensors};
+use super::{Ends, Epilogue, Planner, Tensors};
 use crate::PlanError;
 use crate::conv::tiled::{self, TiledArgs, TiledConv};
 use crate::conv::tuning::{self, Kind, PIECES};
 use crate::conv::{Conv, Layout, MAX_SIDE, OP, Pass};
-use crate::gemm::epilogue::{EpilogueArgs, ResultArgs, sums_dtype};
+use crate::gemm::epilogue::{EpilogueArgs, Program, sums_dtype};
 use crate::gemm::tuning::Config;
 use crate::plan::{self, small};
 
@@ -103,7 +103,10 @@ impl Planner<'_> {
         let sums = (m * n).saturating_mul(count);
         let bytes = if split { sums.saturating_mul(parts as usize) } else { 0 };
         let (at, _) = self.reserve(self.base, bytes.saturating_mul(sums_dtype(dtype).bytes()))?;
-        let kernel = TiledConv { dtype, pass, dims: self.dims(), config: choice.config, split };
+        let Program { scale, residual, .. } = if split { Program::default() } else { epilogue.1 };
+        let ends = if split { Ends::none() } else { tensors.ends.clone() };
+        let kernel =
+            TiledConv { dtype, pass, dims: self.dims(), config: choice.config, split, scale, residual };
         let tiles = choice.config.tiles();
         let blocks = m.div_ceil(tiles.rows as usize).saturating_mul(n.div_ceil(tiles.cols as usize));
         let grid = plan::cover(OP, blocks.saturating_mul(count), 1)?.map_or([1; 3], |[x, ..]| [x, parts, 1]);
@@ -123,7 +126,7 @@ impl Planner<'_> {
         let values = TiledArgs {
             image: tensors.image.clone(),
             other: tensors.other.clone(),
-            to: ResultArgs { c: In::address(0), bias: tensors.bias.clone(), y },
+            to: ends.results(y),
             of_images: self.image_steps(pass)[0] * self.sides(pass, 0).0 as u64,
             of_group_image: if products > 1 { 0 } else { gathered as u64 },
             of_results: pixel_steps[0] * self.sides(pass, 0).1 as u64,
@@ -154,7 +157,7 @@ impl Planner<'_> {
             // The channels of all taps are columns.
             let joined = pass == Pass::BackwardWeight;
             let (sums, columns) = ((at, parts), (sums, filters));
-            launches.push(self.add_parts(pass, tensors, sums, columns, joined, &epilogue.0)?);
+            launches.push(self.add_parts(pass, tensors, sums, columns, joined, epilogue)?);
         }
         Ok(launches)
     }
