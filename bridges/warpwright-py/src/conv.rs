@@ -265,10 +265,11 @@ fn gradients<'py>(
     PyTuple::new(dy.object.py(), [dx, dweight, dbias])
 }
 
-/// `activation(conv(x, weight) + bias)` over one, two or three dimensions.
+/// `activation(scale conv(x, weight) + bias + residual)` over one, two or three dimensions.
 ///
 /// x: float32, float64, float16 or bfloat16, [N, C, ...], or [N, ..., C] with channels_last; weight: [filters, C / groups, ...], or
-/// [filters, ..., C / groups] with it, of its dtype; bias: [filters] of it, or None. stride, dilation: a number, or one for each dimension;
+/// [filters, ..., C / groups] with it, of its dtype; bias: [filters] of it, or None. scale: [filters], a factor of each; with it scale and bias
+/// are float32, float64 for float64. residual: as the result, added before the activation. stride, dilation: a number, or one for each dimension;
 /// padding: the same, or pairs of zeros before and behind. activation: "relu", "gelu_erf", "gelu_tanh", "silu", "sigmoid" or "tanh".
 /// Sums are kept in float32, in float64 for float64, and rounded once. precision: "full", or "tf32", for float32 from sm_80 on: factors
 /// may be rounded to 11 bits. The weight is read as it is with its channels first or last in memory.
@@ -276,8 +277,8 @@ fn gradients<'py>(
 /// The result is [N, filters, ...], or [N, ..., filters] with channels_last.
 #[pyfunction]
 #[pyo3(
-    signature = (x, weight, bias=None, *, stride=None, padding=None, dilation=None, groups=1, activation=None, precision="full", channels_last=false, memory_format=None, out=None, stream=None),
-    text_signature = "(x, weight, bias=None, *, stride=1, padding=0, dilation=1, groups=1, activation=None, precision='full', channels_last=False, memory_format=None, out=None, stream=None)"
+    signature = (x, weight, bias=None, *, stride=None, padding=None, dilation=None, groups=1, scale=None, residual=None, activation=None, precision="full", channels_last=false, memory_format=None, out=None, stream=None),
+    text_signature = "(x, weight, bias=None, *, stride=1, padding=0, dilation=1, groups=1, scale=None, residual=None, activation=None, precision='full', channels_last=False, memory_format=None, out=None, stream=None)"
 )]
 #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
 pub(crate) fn conv<'py>(
@@ -288,6 +289,8 @@ pub(crate) fn conv<'py>(
     padding: Maybe<'_, 'py>,
     dilation: Maybe<'_, 'py>,
     #[pyo3(from_py_with = count)] groups: usize,
+    scale: Maybe<'_, 'py>,
+    residual: Maybe<'_, 'py>,
     activation: Option<&str>,
     precision: &str,
     channels_last: bool,
@@ -306,17 +309,31 @@ pub(crate) fn conv<'py>(
     weight.expect_dtype(x.dtype)?;
     let conv = started.conv(&x, &x.shape, &weight.shape)?;
     let (weight, weight_layout) = started.weight(weight, true)?;
-    let bias = call.optional(("bias", bias), x.dtype, &[conv.filters])?;
+    let factors = if scale.is_some() { x.dtype.accumulator() } else { x.dtype };
+    let scale = call.optional(("scale", scale), factors, &[conv.filters])?;
+    let bias = call.optional(("bias", bias), factors, &[conv.filters])?;
     let conv = Conv { weight_layout, ..conv };
-    let plan = call.plan(&PLANS, &ConvDesc { conv, bias: bias.is_some(), activation })?;
+    let (with_scale, with_bias, with_residual) = (scale.is_some(), bias.is_some(), residual.is_some());
+    let desc = ConvDesc { conv, scale: with_scale, bias: with_bias, residual: with_residual, activation };
+    let plan = call.plan(&PLANS, &desc)?;
     let shape = started.outputs(&conv, x.shape.len() - 2);
+    let residual = match residual {
+        Some(residual) => {
+            let residual = call.read(("residual", residual))?;
+            residual.expect_dtype(x.dtype)?;
+            residual.expect_shape(&shape)?;
+            Some(started.images.taken(residual)?)
+        }
+        None => None,
+    };
     let x = started.images.taken(x)?;
     let y = call.output(("out", out), &x, started.images.form(x.dtype, &shape))?;
-    let inputs = [Some(&x), Some(&weight), bias.as_ref()];
+    let inputs = [Some(&x), Some(&weight), scale.as_ref(), bias.as_ref(), residual.as_ref()];
     let outputs = [Some(y), call.workspace(&plan, &x)?];
-    let [y, _] = call.run_some(inputs, outputs, move |stream, [x, weight, bias], [y, workspace]| {
+    let [y, _] = call.run_some(inputs, outputs, move |stream, inputs, [y, workspace]| {
+        let [x, weight, scale, bias, residual] = inputs;
         let (x, weight, y) = (present(x), present(weight), present(y));
-        Ok(plan.launch(stream, ConvArgs { x, weight, bias, y, workspace })?)
+        Ok(plan.launch(stream, ConvArgs { x, weight, scale, bias, residual, y, workspace })?)
     })?;
     Ok(present(y))
 }

@@ -197,7 +197,12 @@ fn situations(direction: Direction, dtype: DType, scope: Scope) -> Vec<Subjected
             (32, 2, 3, both),
             (16, 2, 3, (FIRST, FIRST)),
         ] {
-            all.extend(with_ends(&with([2, 16, filters], groups, square(10, kernel, 1, kernel / 2, 1), layouts)));
+            all.extend(with_ends(&with(
+                [2, 16, filters],
+                groups,
+                square(10, kernel, 1, kernel / 2, 1),
+                layouts,
+            )));
         }
         all.extend(with_ends(&with([3, 48, 48], 3, square(13, 3, 2, 1, 1), both)));
         all.extend(with_ends(&with([1, 64, 64], 2, square(9, 3, 1, 1, 1), both)));

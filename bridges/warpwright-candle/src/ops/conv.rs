@@ -95,7 +95,7 @@ pub fn conv(xs: &Tensor, weight: &Tensor, bias: Option<&Tensor>, options: ConvOp
     let (layout, weight_layout) = (Layout::ChannelsFirst, Layout::ChannelsFirst);
     let (dtype, axes, precision) = (x.dtype, options.axes(image, kernel)?, Precision::Full);
     let conv = Conv { dtype, layout, weight_layout, batch, channels, filters, groups, axes, precision };
-    let desc = ConvDesc { conv, bias: b.is_some(), activation: None };
+    let desc = ConvDesc { bias: b.is_some(), ..ConvDesc::new(conv) };
     let plan = call.plan(&PLANS, &desc)?;
     // Planned before: there are outputs.
     let outputs = axes[3 - image.len()..].iter().map(|axis| axis.outputs().unwrap_or(0));
@@ -104,7 +104,8 @@ pub fn conv(xs: &Tensor, weight: &Tensor, bias: Option<&Tensor>, options: ConvOp
     let [y, _] =
         call.run([Some(&x), Some(&w), b.as_ref()], outputs, |stream, [x, weight, bias], [y, workspace]| {
             let (x, weight, y) = (present(x), present(weight), present(y));
-            Ok(plan.launch(stream, ConvArgs { x, weight, bias, y, workspace })?)
+            let (scale, residual) = (None, None);
+            Ok(plan.launch(stream, ConvArgs { x, weight, scale, bias, residual, y, workspace })?)
         })?;
     let inputs: Vec<_> = [Some(("xs", xs)), Some(("weight", weight)), bias.map(|bias| ("bias", bias))]
         .into_iter()

@@ -455,6 +455,8 @@ class _ConvOptions(TypedDict, total=False):
     stream: _Stream | None
 
 class _ConvForward(_ConvOptions, total=False):
+    scale: _Array | None
+    residual: _Array | None
     activation: str | None
     out: _Array | None
 

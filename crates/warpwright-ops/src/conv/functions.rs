@@ -153,8 +153,7 @@ pub fn conv(stream: &Stream, x: &Tensor, weight: &Tensor, options: ConvOptions<'
     let conv = options.conv(x, weight)?;
     let ConvOptions { scale, bias, residual, activation, .. } = options;
     let (with_scale, with_bias, with_residual) = (scale.is_some(), bias.is_some(), residual.is_some());
-    let desc =
-        ConvDesc { conv, scale: with_scale, bias: with_bias, residual: with_residual, activation };
+    let desc = ConvDesc { conv, scale: with_scale, bias: with_bias, residual: with_residual, activation };
     let plan = PLANS.get(&desc, stream.device().target())?;
     let shape = options.result(&conv, x.shape().len() - 2);
     if let Some(other) = residual.map(Tensor::shape).filter(|residual| *residual != shape) {

@@ -9,10 +9,10 @@
 //! Forward, warps keep the weight of their filters in registers; the gradient of `x` is the same of `dy` with the taps in reverse. The
 //! gradient of the weight sums over results: channels of taps by filters, which warps keep over all boxes of the block.
 
-use warpwright_dsl::{Halves, Params};
 use warpwright_dsl::divide::DivisorArgs;
 use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
+use warpwright_dsl::{Halves, Params};
 
 use super::Pass;
 use crate::activation::evaluate;
@@ -236,11 +236,11 @@ impl<'k> Block<'k> {
     }
 
     /// Runs `body` for each box of the block behind [`begin`](Self::begin), while the copies of the next one are on their way, and before
-    /// those what `first` starts for this one.
+    /// those what `first` starts for this one, by its number.
     fn boxes(
         &self,
         bring: impl Fn(&Corner<'k>, U32<'k>),
-        first: impl Fn(&Corner<'k>),
+        first: impl Fn(U32<'k>),
         sums: Vec<Accumulator<'k, f32>>,
         body: impl FnOnce(&Corner<'k>, U32<'k>, Vec<Accumulator<'k, f32>>) -> Vec<Accumulator<'k, f32>>,
     ) -> Vec<Accumulator<'k, f32>> {
@@ -251,7 +251,7 @@ impl<'k> Block<'k> {
                 k.wait_copies(0);
                 // What others have copied is visible, and the stage of the box before this one has been used.
                 k.barrier();
-                first(&self.corner(number));
+                first(number);
                 let next = number + p.parts;
                 k.if_(next.lt(p.boxes), || bring(&self.corner(next), write));
                 k.commit_copies();
@@ -481,9 +481,9 @@ impl Grouped {
         let at = panel + (row << LINE_SHIFT) + (col << 1);
         let to: Vec<_> = (0..self.cols()).map(|n| at + placed(warp.to + n, row)).collect();
         // What is added is where results of the same places will be.
-        let first = |corner: &Corner<'k>| {
+        let first = |number: U32<'k>| {
             if self.program.residual {
-                block.bring_results(p.to.c, corner, panel);
+                block.bring_results(p.to.c, &block.corner(number), panel);
                 k.commit_copies();
             }
         };
@@ -502,16 +502,16 @@ impl Grouped {
                     let down = first << LINE_SHIFT;
                     for (n, sums) in sums.iter().enumerate() {
                         for (half, pair) in sums.lanes().as_slice().chunks(2).enumerate() {
-                            let place = to[n] + down + half as u32 * OF_CHUNK * LINE;
-                            let place = k.shared_at::<u32>(place);
-                            let residual = self.program.residual.then(|| {
-                                Halves::from_word(place.get(), self.dtype).widen()
-                            });
+                            let place = || k.shared_at::<u32>(to[n] + down + half as u32 * OF_CHUNK * LINE);
+                            let brought = self.program.residual.then(place);
+                            let residual =
+                                brought.map(|place| Halves::from_word(place.get(), self.dtype).widen());
                             let value = |j: usize| {
                                 let residual = residual.map(|residual| residual[j]);
                                 self.finished(pair[j], &ends[2 * n + j], residual)
                             };
-                            place.set(value(0).pack_with(value(1), self.dtype));
+                            let word = value(0).pack_with(value(1), self.dtype);
+                            brought.unwrap_or_else(place).set(word);
                         }
                     }
                 }
@@ -595,29 +595,34 @@ impl Grouped {
         k.if_(k.thread_idx().lt(LINE / 4), || zeros.at(k.thread_idx()).set(0));
         let zeros = zeros.shared_address();
         let none = vec![Accumulator::zero(k, atom); places.len() * cols];
-        let sums = block.boxes(bring, |_| (), none, |corner, stage, sums| {
-            let limits = block.limits(corner);
-            k.fold(k.range(0, RESULTS, ROWS), sums, |first, mut sums| {
-                let listed = block.results.at((first + warp.row) * 2).load::<u32>(2);
-                let there = block.has(limits, listed[1]);
-                let from = there.select(listed[0] + stage, zeros);
-                let mask = there.select(u32::MAX, LINE - 1);
-                let dy = stage + dy + (first << LINE_SHIFT);
-                let dy: Vec<[U32<'k>; 2]> = match cols {
-                    1 => vec![k.matrices_at(dy, true)],
-                    _ => k.matrices_at::<4>(dy, true).chunks(2).map(|pair| [pair[0], pair[1]]).collect(),
-                };
-                for (i, place) in (0..).zip(&places) {
-                    let [a, c, b, d] = self.read(k, i, from + (*place & mask), true);
-                    let x = Fragment::a(k, atom, &[a, b, c, d]);
-                    for (n, dy) in dy.iter().enumerate() {
-                        let sum = &mut sums[i as usize * cols + n];
-                        *sum = sum.mma(&x, &Fragment::b(k, atom, dy));
+        let sums = block.boxes(
+            bring,
+            |_| (),
+            none,
+            |corner, stage, sums| {
+                let limits = block.limits(corner);
+                k.fold(k.range(0, RESULTS, ROWS), sums, |first, mut sums| {
+                    let listed = block.results.at((first + warp.row) * 2).load::<u32>(2);
+                    let there = block.has(limits, listed[1]);
+                    let from = there.select(listed[0] + stage, zeros);
+                    let mask = there.select(u32::MAX, LINE - 1);
+                    let dy = stage + dy + (first << LINE_SHIFT);
+                    let dy: Vec<[U32<'k>; 2]> = match cols {
+                        1 => vec![k.matrices_at(dy, true)],
+                        _ => k.matrices_at::<4>(dy, true).chunks(2).map(|pair| [pair[0], pair[1]]).collect(),
+                    };
+                    for (i, place) in (0..).zip(&places) {
+                        let [a, c, b, d] = self.read(k, i, from + (*place & mask), true);
+                        let x = Fragment::a(k, atom, &[a, b, c, d]);
+                        for (n, dy) in dy.iter().enumerate() {
+                            let sum = &mut sums[i as usize * cols + n];
+                            *sum = sum.mma(&x, &Fragment::b(k, atom, dy));
+                        }
                     }
-                }
-                sums
-            })
-        });
+                    sums
+                })
+            },
+        );
         self.store_gradient(block, &warp, &sums);
     }
 

@@ -232,7 +232,11 @@ mod tests {
         let weight = ramp(6 * 2 * 6, 1.3);
         let dy = ramp(2 * 6 * outputs, 0.3);
         let loss = |x: &[f64], weight: &[f64], bias: &[f64]| -> f64 {
-            view.forward(x, weight, Ends { bias: Some(bias), ..Ends::default() }).iter().zip(&dy).map(|(y, dy)| y.0 * dy).sum()
+            view.forward(x, weight, Ends { bias: Some(bias), ..Ends::default() })
+                .iter()
+                .zip(&dy)
+                .map(|(y, dy)| y.0 * dy)
+                .sum()
         };
         let bias = ramp(6, 0.9);
         let check = |gradient: Vec<Scaled>, of: &dyn Fn(usize, f64) -> f64| {

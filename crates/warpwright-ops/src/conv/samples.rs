@@ -182,9 +182,10 @@ fn tiled_kernels(dtype: DType, pass: Pass, target: Target) -> Vec<TiledConv> {
             let wide = piece == PIECES[0];
             let splits: &[bool] = if wide { &[false, true] } else { &[false] };
             let of_config = |config| {
-                let plain = TiledConv { dtype, pass, dims, config, split: false, scale: false, residual: false };
+                let plain =
+                    TiledConv { dtype, pass, dims, config, split: false, scale: false, residual: false };
                 let ends = (wide && dims == 2 && pass == Pass::Forward)
-                    .then_some([(true, false), (true, true), (false, true)])
+                    .then_some([(true, true), (false, true)])
                     .into_iter()
                     .flatten()
                     .map(move |(scale, residual)| TiledConv { scale, residual, ..plain });

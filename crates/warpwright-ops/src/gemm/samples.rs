@@ -129,7 +129,8 @@ fn gated_kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kern
 /// Epilogues of persistent kernels of a configuration: each way to store with the shortest and the longest, and in the largest tiles, where both
 /// operands are along the common dimension, each function.
 fn programs((a, b): (Major, Major), config: PersistentConfig) -> Vec<(Program, Store)> {
-    let all = |activation| Program { scaled: true, addend: true, bias: true, activation, ..Program::default() };
+    let all =
+        |activation| Program { scaled: true, addend: true, bias: true, activation, ..Program::default() };
     let mut programs = vec![Program::default(), all(Some(Activation::GeluErf))];
     if (a, b) == (Major::K, Major::K) && (config.rows, config.cols) == (128, 256) {
         programs.push(all(None));

@@ -21,7 +21,8 @@ from ._images import (
     result,
     suggests_channels_last,
 )
-from ._registry import Operator
+from ._registry import Operator, direct, refuse_tangents
+from ._transforms import is_transformed
 
 Numbers = Union[int, Sequence[int]]
 
@@ -105,6 +106,24 @@ def _fake(x: Tensor, weight: Tensor, bias: Any, stride: Any, padding: Any, dilat
     return result(x, shape, rest[-1])
 
 
+def _forward_with_ends(
+    x: Tensor,
+    weight: Tensor,
+    bias: Optional[Tensor],
+    scale: Optional[Tensor],
+    residual: Optional[Tensor],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    precision: str,
+    activation: Optional[str],
+    channels_last: bool,
+) -> Tensor:
+    options = _options(stride, padding, dilation, groups, precision, channels_last)
+    return _native.conv(x, weight, bias, scale=scale, residual=residual, activation=activation, **options)
+
+
 def _gradients(
     x: Optional[Tensor],
     weight: Optional[Tensor],
@@ -165,6 +184,44 @@ _conv = Differentiable(
     keep=lambda inputs, found: (found[0] if inputs[8] == "relu" else None,),
     noted=lambda inputs: (list(inputs[0].shape[2:]), *inputs[3:]),
 ).function()
+
+
+_conv_with_ends = Operator(
+    f"conv_with_ends(Tensor x, Tensor weight, Tensor? bias, Tensor? scale, Tensor? residual, {_PARAMETERS}, str? activation, "
+    "bool channels_last) -> Tensor",
+    native=_forward_with_ends,
+    fake=lambda x, weight, bias, scale, residual, *rest: _fake(x, weight, bias, *rest),
+).register().without_gradient()
+
+
+def _ended(y: Tensor, bias: Optional[Tensor], scale: Optional[Tensor], residual: Optional[Tensor], activation: Optional[str]) -> Tensor:
+    """What a convolution ends with, as operations that have gradients."""
+    across = (-1, *[1] * (y.dim() - 2))
+    found = y if scale is None else y * scale.reshape(across)
+    found = found if bias is None else found + bias.reshape(across)
+    found = (found if residual is None else found + residual).to(y.dtype)
+    if activation is None:
+        return found
+    if activation != "relu" and activation not in _ACTIVATIONS:
+        raise refused("conv", "activation", activation, f"'relu', {', '.join(map(repr, _ACTIVATIONS))}")
+    return torch.relu(found) if activation == "relu" else _ACTIVATIONS[activation](found)
+
+
+def _with_ends(
+    x: Tensor, weight: Tensor, bias: Optional[Tensor], scale: Optional[Tensor], residual: Optional[Tensor], parameters: Any, ending: Any
+) -> Tensor:
+    """A convolution with a scale or a residual; ending: the activation, and whether channels are last."""
+    activation, channels_last = ending
+    tensors = (x, weight, bias, scale, residual)
+    if is_recorded(*tensors) or is_transformed():
+        # A bias behind a scale is no part of the convolution.
+        alone = bias if scale is None else None
+        y = _conv(x, weight, alone, *parameters, None, channels_last)
+        return _ended(y, None if scale is None else bias, scale, residual, activation)
+    refuse_tangents("conv", tensors)
+    with torch.no_grad():
+        function = _forward_with_ends if direct(*tensors) else _conv_with_ends
+        return function(*tensors, *parameters, activation, channels_last)
 
 
 def _transposed(
@@ -299,13 +356,25 @@ def _convolution(dims: int) -> Callable[..., Tensor]:
         dilation: Numbers = 1,
         groups: int = 1,
         *,
+        scale: Optional[Tensor] = None,
+        residual: Optional[Tensor] = None,
         activation: Optional[str] = None,
         precision: Optional[str] = None,
     ) -> Tensor:
         _expect_ranks(name, dims, input, weight)
         strides, sides, dilations = _settled(name, dims, stride, padding, dilation, weight.shape[2:])
-        x, weight, bias, alone, channels_last = _with_batch(dims, input, weight, bias)
+        x, weight, narrowed, alone, channels_last = _with_batch(dims, input, weight, bias if scale is None else None)
         precision, behind = _precision(precision, x), None
+        if scale is not None or residual is not None:
+            bias = narrowed if scale is None else bias
+            residual = residual.unsqueeze(0) if residual is not None and alone else residual
+            parameters = (strides, sides, dilations, groups, precision)
+            try:
+                y = _with_ends(x, weight, bias, scale, residual, parameters, (activation, channels_last))
+            except Error as error:
+                raise renamed(error, name, x="input") from None
+            return y.squeeze(0) if alone else y
+        bias = narrowed
         if activation in _ACTIVATIONS and is_recorded(x, weight, bias):
             # Its gradient needs what it is applied to.
             activation, behind = None, _ACTIVATIONS[activation]
@@ -318,6 +387,9 @@ def _convolution(dims: int) -> Callable[..., Tensor]:
 
     function.__name__ = function.__qualname__ = name
     function.__doc__ = f"""`torch.nn.functional.{name}`, then an activation, "relu", "gelu_erf", "gelu_tanh", "silu", "sigmoid" or "tanh".
+
+    scale: a factor of each filter, [filters], and residual: a tensor like the result: `activation(scale * conv(input, weight) + bias +
+    residual)`. With a scale it and the bias are of float32, or float64 for float64. All of that is one launch where no gradient is recorded.
 
     {_COMMON}
     """

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ._patch_folds import Watch
+
 Leaves = List[Any]
 
 
@@ -25,9 +27,11 @@ class _Captured:
     # Parameters and buffers that it reads, and where they were.
     read: List[Tensor]
     addresses: List[int]
+    # What was made of them before.
+    watch: Watch
 
     def is_stale(self) -> bool:
-        return any(t.data_ptr() != address for t, address in zip(self.read, self.addresses))
+        return any(t.data_ptr() != address for t, address in zip(self.read, self.addresses)) or self.watch.is_stale()
 
 
 @dataclass
@@ -170,7 +174,8 @@ class Graphed:
             pool = self._state.pools[device]
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.device(device), _uncached_autocast(), torch.cuda.graph(graph, pool, _capture_stream(device)):
+            stream = _capture_stream(device)
+            with torch.cuda.device(device), _uncached_autocast(), Watch() as watch, torch.cuda.graph(graph, pool, stream):
                 results = self._function(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - whatever a function raises that cannot be captured
             _recover(device)
@@ -179,7 +184,7 @@ class Graphed:
         module = self._module
         read = [*module.parameters(), *module.buffers()] if module is not None else []
         addresses = [t.data_ptr() for t in read]
-        kind.captured = _Captured(graph, statics, found, result_tree, read, addresses)
+        kind.captured = _Captured(graph, statics, found, result_tree, read, addresses, watch)
         return None
 
     def _replay(self, kind: _Kind, captured: _Captured, tensors: List[Tensor]) -> Any:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.modules.module import _has_any_global_hook
 
-from . import _batch, _groups, _operators, _patch_scans, _rows
+from . import _batch, _groups, _operators, _patch_folds, _patch_scans, _rows
 from ._attention import attention_qkvpacked, scaled_dot_product_attention
 from ._matmul import gated_linear
 from ._patch_attention import of_parts, of_views
@@ -118,14 +118,60 @@ def _pair(block: Any, norm: Any, act: Any, x: Tensor) -> Tensor:
     )
 
 
+def _are_folded(conv: Any, norm: Any) -> bool:
+    """Whether a convolution and a norm are one operation where statistics are known."""
+    return _norm(conv, "conv") and _norm(norm, "batch_norm") and _patch_folds.is_pair(conv, norm)
+
+
+def _folded(block: Any, conv: Any, norm: Any, act: Any, x: Any, residual: Optional[Tensor] = None) -> Any:
+    """A convolution with the norm, a tensor and the activation behind it as one; None where they are not."""
+    if not _are_folded(conv, norm) or not _patch_folds.fits(conv, norm, x, residual):
+        return None
+    if not is_compiling() and _has_any_global_hook():
+        return None
+    replacement, name = block._warpwright_block["fused"], _patch_folds.ACTIVATIONS.get(_activation(act)) if act is not None else None
+    rule = None if conv._warpwright.forced else conv._recipe.rule.call
+    if (act is not None and name is None) or replacement.refusal(conv, x, rule) is not None:
+        return None
+
+    def apart() -> Tensor:
+        y = norm(conv(x))
+        y = y if residual is None else y + residual
+        return y if act is None else act(y)
+
+    return replacement.run(lambda: _patch_folds.run(conv, norm, name, x, residual), apart, conv, x, None)
+
+
+def _behind(modules: Sequence[Any], at: int) -> int:
+    """Where the next module behind one is that computes something."""
+    at += 1
+    while at < len(modules) and type(modules[at]) is torch.nn.Identity and _plain(modules[at]):
+        at += 1
+    return at
+
+
+def _folded_in(block: Any, modules: Sequence[Any], at: int, x: Any) -> Any:
+    """What a convolution and the modules behind it give as one operation, and where the next module is."""
+    of_norm = _behind(modules, at)
+    if of_norm >= len(modules) or not _are_folded(modules[at], modules[of_norm]):
+        return None
+    of_act = _behind(modules, of_norm)
+    act = modules[of_act] if of_act < len(modules) and _activation(modules[of_act]) in _patch_folds.ACTIVATIONS else None
+    y = _folded(block, modules[at], modules[of_norm], act, x)
+    return None if y is None else (y, (of_norm if act is None else of_act) + 1)
+
+
 def chain(block: Any, modules: Sequence[Any], x: Any) -> Any:
     """Modules one after the other, with pairs of them as one."""
     at = 0
     while at < len(modules):
-        module, behind = modules[at], at + 1
+        module = modules[at]
         if isinstance(module, Replaced):
-            while behind < len(modules) and type(modules[behind]) is torch.nn.Identity and _plain(modules[behind]):
-                behind += 1
+            folded = _folded_in(block, modules, at, x)
+            if folded is not None:
+                x, at = folded
+                continue
+            behind = _behind(modules, at)
             if behind < len(modules) and _is_pair(module, modules[behind]):
                 x = _pair(block, module, modules[behind], x)
                 at = behind + 1
@@ -178,6 +224,12 @@ def add_act(block: Any, norm: Any, act: Any, x: Tensor, other: Tensor) -> Tensor
     return block._warpwright_block["fused"].run(
         lambda: _batch_norm_relu(norm, x, other), lambda: apart(norm._original.forward(norm, x)), norm, x, None
     )
+
+
+def conv_add_act(block: Any, conv: Any, norm: Any, act: Any, x: Tensor, other: Tensor) -> Tensor:
+    """An activation of what comes out of a convolution, a norm, and another tensor."""
+    y = _folded(block, conv, norm, act, x, other) if isinstance(other, Tensor) else None
+    return add_act(block, norm, act, conv(x), other) if y is None else y
 
 
 _GATES = {"silu": _operators.swiglu, "gelu": _operators.geglu, "gelu_tanh": _operators.geglu_tanh}
@@ -390,6 +442,8 @@ def _pays(module: Any, kind: str, paths: Sequence[str]) -> bool:
     parts = [_resolved(module, path) for path in paths]
     if kind == "add_norm":
         return _norm(parts[0], "rms_norm") or _norm(parts[0], "layer_norm")
+    if kind == "conv_add_act":
+        return _are_folded(*parts[:2]) or _pays(module, "add_act", paths[1:])
     if kind == "add_act":
         return _norm(parts[0], "batch_norm") and _activation(parts[1]) == "relu"
     return _has_pair(parts)
@@ -397,7 +451,7 @@ def _pays(module: Any, kind: str, paths: Sequence[str]) -> bool:
 
 def _has_pair(parts: Sequence[Any]) -> bool:
     seen = [part for part in parts if type(part) is not torch.nn.Identity]
-    return any(_is_pair(a, b) for a, b in zip(seen, seen[1:]))
+    return any(_is_pair(a, b) or _are_folded(a, b) for a, b in zip(seen, seen[1:]))
 
 
 def kinds_of(module: Any, kinds: Tuple[str, ...]) -> Tuple[str, ...]:

@@ -5,6 +5,7 @@
     h = r + h; h = h + self.mlp(self.norm(h))                  add_norm
     h = self.norm(h + r)                                       add_norm
     x = self.norm(x); if ...: r = ...; x += r; x = self.act(x) add_act
+    x = self.conv(a); the same                                 conv_add_act
     self.act(a) * b, b * F.gelu(a)                             gate
     self.act(self.gate(x)) * self.up(x)                        gate_linear
     a = self.act(self.gate(x)); b = self.up(x); x = a * b      gate_linear
@@ -21,7 +22,7 @@
 What follows a condition is taken into its branches where one ends with the first operation of a chain.
 
 Each becomes a call of a function of `_patch_blocks`, which decides when it runs. What it is given is evaluated as before, in the same order
-but for a shortcut's own module, which comes before the norm that it is added behind, a factor, which comes before the activation and behind what
+but for a shortcut's own module, which comes before the norm that it is added behind and the convolution before that, a factor, which comes before the activation and behind what
 that reads, and a norm, which comes first of what is added to the sum that it reads.
 """
 
@@ -193,7 +194,7 @@ class Rewriter(ast.NodeTransformer):
         found: List[Any] = []
         at = 0
         while at < len(statements):
-            for rule in (self._add_act, self._add_norm, self._add_norm_unless, self._add_norm_within, self._chain):
+            for rule in (self._conv_add_act, self._add_act, self._add_norm, self._add_norm_unless, self._add_norm_within, self._chain):
                 new = rule(statements, at)
                 if new is not None:
                     replaced, count = new
@@ -224,7 +225,8 @@ class Rewriter(ast.NodeTransformer):
 
     def _begins_other(self, statements: List[Any], node: Any) -> bool:
         """Whether a statement begins what ends with an addition and an activation."""
-        return self._parts_of_add_act(statements, statements.index(node)) is not None
+        at = statements.index(node)
+        return any(parts(statements, at) is not None for parts in (self._parts_of_conv_add_act, self._parts_of_add_act))
 
     def _add_norm(self, statements: List[Any], at: int) -> Any:
         if at + 2 >= len(statements):
@@ -322,9 +324,34 @@ class Rewriter(ast.NodeTransformer):
         parts = self._parts_of_add_act(statements, at)
         if parts is None:
             return None
-        name, norm, act, other, between, apart, end = parts
+        name, norm, act, other, _, _, _ = parts
         self._site("add_act", norm, act)
         call = self._helper("add_act", ast.Name("self", ast.Load()), norm, act, ast.Name(name, ast.Load()), other)
+        return self._with_shortcut(statements, at, parts, call)
+
+    def _parts_of_conv_add_act(self, statements: List[Any], at: int) -> Any:
+        conv = _step(statements[at])
+        parts = self._parts_of_add_act(statements, at + 1) if conv is not None and at + 1 < len(statements) else None
+        if conv is None or parts is None or parts[0] != conv[0] or not _is_read(conv[2]):
+            return None
+        # What the convolution reads is read behind these.
+        stored = (n.id for s in parts[5] for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+        return None if any(_uses(conv[2], name) for name in stored) else (conv, parts)
+
+    def _conv_add_act(self, statements: List[Any], at: int) -> Any:
+        found = self._parts_of_conv_add_act(statements, at)
+        if found is None:
+            return None
+        (_, conv, argument), parts = found
+        _, norm, act, other, _, _, _ = parts
+        self._site("conv_add_act", conv, norm, act)
+        call = self._helper("conv_add_act", ast.Name("self", ast.Load()), conv, norm, act, argument, other)
+        return self._with_shortcut(statements, at, parts, call)
+
+    @staticmethod
+    def _with_shortcut(statements: List[Any], at: int, parts: Any, call: ast.Call) -> Any:
+        """The statements in the place of those from `at` on, of which a call does what they do."""
+        name, _, _, _, between, apart, end = parts
         fused = [*apart, ast.Assign([ast.Name(name, ast.Store())], call)]
         if not between:
             return fused, end - at

@@ -1,7 +1,7 @@
 //! Plans of the kernel that gathers images element by element.
 
-use warpwright_dsl::divide::ExactDivisorArgs;
 use warpwright_dsl::KernelArgs;
+use warpwright_dsl::divide::ExactDivisorArgs;
 use warpwright_runtime::LaunchStep;
 
 use super::{Epilogue, Planner, Tensors};

@@ -1,7 +1,7 @@
 //! Plans of groups of several channels whose image is brought to shared memory once.
 
-use warpwright_dsl::divide::DivisorArgs;
 use warpwright_dsl::KernelArgs;
+use warpwright_dsl::divide::DivisorArgs;
 use warpwright_ptx::isa::DeviceLimits;
 use warpwright_runtime::LaunchStep;
 

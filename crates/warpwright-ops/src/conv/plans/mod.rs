@@ -408,12 +408,8 @@ impl ConvBackwardDesc {
                 steps.extend(planner.pass(Pass::BackwardX, tensors, sums.clone())?);
             }
             if self.dweight {
-                let tensors = Tensors {
-                    image: Args::x.arg(),
-                    other: dy(),
-                    ends: Ends::none(),
-                    y: (Args::dweight, 0),
-                };
+                let tensors =
+                    Tensors { image: Args::x.arg(), other: dy(), ends: Ends::none(), y: (Args::dweight, 0) };
                 steps.extend(planner.pass(Pass::BackwardWeight, tensors, sums.clone())?);
             }
             if self.dbias {

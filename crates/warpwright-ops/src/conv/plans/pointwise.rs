@@ -10,8 +10,8 @@ use crate::conv::tuning::Tile;
 use crate::conv::{Axis, Conv, Layout, Pass};
 use crate::gemm::epilogue::Program;
 use crate::gemm::{GemmArgs, GemmDesc, WIDE};
-use crate::plan::{Operation, Real};
 use crate::plan::embedded::value_of;
+use crate::plan::{Operation, Real};
 
 /// Channels and filters at least where a product of `f32` as pairs of `f16` takes less time than one of tiles that are copied.
 const LEAST_OF_PAIRS: usize = 512;

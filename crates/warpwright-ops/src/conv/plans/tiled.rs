@@ -1,7 +1,7 @@
 //! Plans of kernels whose tiles ordinary copies bring.
 
-use warpwright_dsl::divide::DivisorArgs;
 use warpwright_dsl::KernelArgs;
+use warpwright_dsl::divide::DivisorArgs;
 use warpwright_runtime::LaunchStep;
 
 use super::implicit::{ROWS, Side};
