@@ -100,7 +100,8 @@ class Case:
             return (rows * depth + depth * cols + rows * cols) * size
         if self.op == "conv":
             # Of each pass one of them is the result.
-            return sum(self.convolution[:3]) * size
+            images, weight, results, _ = self.convolution
+            return (images + weight + results * (2 if self.option("residual") else 1)) * size
         if self.op in IMAGES:
             # Of maxima a byte for each says where it is from, eight where windows are adaptive.
             numbered = "max" in self.op and (self.direction == "backward" or self.option("argmax", False))

@@ -155,6 +155,7 @@ MODELS = [
     Model("vae decoder, inference", _decoder, _squares, training=False),
     Model("vae decoder, channels last, inference", _decoder, _squares, channels_last=True, training=False),
     Model("resnet50, channels last", _resnet, _classes, channels_last=True, needs="timm"),
+    Model("resnet50, channels last, inference", _resnet, _classes, channels_last=True, training=False, needs="timm"),
     Model("resnet50", _resnet, _classes, "f32", needs="timm"),
     Model("vit-b", _vit, _classes, needs="timm"),
     Model("bilstm", _lstm, _classes),

@@ -138,6 +138,46 @@ def test_activations(name, compiled, torch_device):
     torch.testing.assert_close(transform(tensors[0]), found[1], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_scales_and_residuals(scaled, compiled, torch_device):
+    shapes = ((2, 3, 4, 5), (4, 3, 3, 3), (4,), (2, 4, 4, 5), *[(4,)] * scaled)
+    tensors = [torch.randn(shape, device=torch_device) for shape in shapes]
+
+    def ours(x, weight, bias, residual, scale=None):
+        return wt.conv2d(x, weight, bias, padding=1, scale=scale, residual=residual, activation="silu")
+
+    def theirs(x, weight, bias, residual, *scale):
+        y = F.conv2d(x, weight, padding=1)
+        y = y * scale[0][:, None, None] if scale else y
+        return F.silu(y + bias[:, None, None] + residual)
+
+    ours = compile_anew(ours) if compiled else ours
+    found, dy = results(ours, tensors)
+    exact, _ = results(theirs, tensors, dy, torch.float64)
+    close(found, exact, torch.float32)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(*tensors), found[0], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(ours(tensors[0][0], *tensors[1:3], tensors[3][0], *tensors[4:]), found[0][0], rtol=1e-5, atol=1e-6)
+
+
+def test_scales_of_16_bits_are_refused(torch_device):
+    x, weight = (torch.randn(1, 4, 3, 3, device=torch_device).half() for _ in range(2))
+    with pytest.raises(ww.DtypeError) as raised:
+        wt.conv2d(x, weight, scale=torch.ones(1, device=torch_device).half())
+    assert (raised.value.op, raised.value.argument) == ("conv2d", "scale")
+    with pytest.raises(ww.ShapeError) as raised:
+        wt.conv2d(x, weight, residual=torch.ones(1, 1, 1, 2, device=torch_device).half())
+    assert raised.value.argument == "residual"
+
+
+def test_opcheck_of_scales_and_residuals(torch_device):
+    new = lambda *shape: torch.randn(shape, device=torch_device)  # noqa: E731
+    tensors = new(2, 3, 4, 5), new(4, 3, 3, 3), new(4), new(4), new(2, 4, 4, 5)
+    rest = ([1, 1], [1, 1, 1, 1], [1, 1], 1, "full", "relu", False)
+    torch.library.opcheck(torch.ops.warpwright.conv_with_ends.default, (*tensors, *rest))
+
+
 def test_an_operator_has_no_gradient_through_what_it_does_not_save(torch_device):
     x = torch.randn(2, 3, 4, device=torch_device, requires_grad=True)
     weight = torch.randn(4, 3, 2, device=torch_device)

@@ -279,3 +279,44 @@ def test_what_one_pass_refuses():
         ww.conv_backward((2, 4, 7, 5), WEIGHT, DY, groups=2, weight_gradient=False)
     with pytest.raises(ww.ShapeError, match="x has 3 dimensions"):
         ww.conv_backward((2, 4, 7), WEIGHT, DY, groups=2, weight_gradient=False)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize(("groups", "kernel"), [(1, 3), (1, 1), (2, 3), (8, 3)])
+def test_what_a_convolution_ends_with(dtype, channels_last, groups, kernel):
+    rng = np.random.default_rng(11)
+    own = lambda *shape: rng.standard_normal(shape).astype(numpy_dtype(dtype))  # noqa: E731
+    x, weight, residual = own(2, 8, 6, 5), own(8, 8 // groups, kernel, kernel), own(2, 8, 6, 5)
+    factors = "float64" if dtype == "float64" else "float32"
+    scale, bias = (rng.standard_normal(8).astype(factors) for _ in range(2))
+    last = (lambda t: np.ascontiguousarray(np.moveaxis(t, 1, -1))) if channels_last else lambda t: t
+    options = {"padding": kernel // 2, "groups": groups, "channels_last": channels_last}
+    y = ww.conv(last(x), last(weight), bias, scale=scale, residual=last(residual), activation="relu", **options)
+    of_filters = (wide(t)[None, :, None, None] for t in (scale, bias))
+    of_scale, of_bias = of_filters
+    wanted = np.maximum(conv(x, weight, padding=kernel // 2, groups=groups) * of_scale + of_bias + wide(residual), 0)
+    found = np.moveaxis(wide(y), -1, 1) if channels_last else wide(y)
+    assert distance(found, wanted) <= SUMS[dtype] + BUDGETS[dtype]
+    added = ww.conv(last(x), last(weight), residual=last(residual), **options)
+    found = np.moveaxis(wide(added), -1, 1) if channels_last else wide(added)
+    wanted = conv(x, weight, padding=kernel // 2, groups=groups) + wide(residual)
+    assert distance(found, wanted) <= SUMS[dtype] + BUDGETS[dtype]
+
+
+@pytest.mark.parametrize(
+    ("argument", "shape", "dtype", "error"),
+    [
+        ("scale", (5,), "float32", ww.ShapeError),
+        ("scale", (4,), "float16", ww.DtypeError),
+        ("bias", (4,), "float16", ww.DtypeError),
+        ("residual", (1, 4, 3, 2), "float16", ww.ShapeError),
+        ("residual", (1, 4, 3, 3), "float32", ww.DtypeError),
+    ],
+)
+def test_refusals_of_what_a_convolution_ends_with(argument, shape, dtype, error):
+    x, weight = np.zeros((1, 4, 3, 3), "float16"), np.zeros((4, 4, 1, 1), "float16")
+    given = {"scale": np.ones(4, "float32"), argument: np.zeros(shape, dtype)}
+    with pytest.raises(error) as raised:
+        ww.conv(x, weight, **given)
+    assert (raised.value.op, raised.value.argument) == ("conv", argument)

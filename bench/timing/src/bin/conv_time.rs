@@ -1,10 +1,11 @@
 //! Times convolutions and their gradients with every tile that there is for them, in microseconds with cold caches.
 //!
-//!     cargo run --release -p warpwright-timing --bin conv_time [-- NAME ...] [DTYPE] [tf32] [first] [sweep]
+//!     cargo run --release -p warpwright-timing --bin conv_time [-- NAME ...] [DTYPE] [tf32] [first] [sweep] [scale] [bias] [residual] [relu]
 //!
 //! NAME: a part of the name of a row, or all rows. `tf32`: of `f32` rounded to that. `first`: channels first. `sweep` takes every tile,
-//! not only that of the plan.
+//! not only that of the plan. `scale`, `bias`, `residual`, `relu`: forward alone, with these behind.
 
+use warpwright::activation::Activation;
 use warpwright::conv::tuning::{self, Tile};
 use warpwright::conv::{Axis, Conv, ConvBackwardDesc, ConvDesc, Layout};
 use warpwright::matmul::Precision;
@@ -22,6 +23,9 @@ const ROWS: &[Row] = &[
     ("resnet 3x3 s2 c128 56", [64, 128, 128, 1], &[[56, 3, 2, 1]; 2]),
     ("resnet 1x1 256-64 56", [64, 256, 64, 1], &[[56, 1, 1, 0]; 2]),
     ("resnet 1x1 64-256 56", [64, 64, 256, 1], &[[56, 1, 1, 0]; 2]),
+    ("resnet 1x1 128-512 28", [64, 128, 512, 1], &[[28, 1, 1, 0]; 2]),
+    ("resnet 1x1 256-1024 14", [64, 256, 1024, 1], &[[14, 1, 1, 0]; 2]),
+    ("resnet 1x1 512-2048 7", [64, 512, 2048, 1], &[[7, 1, 1, 0]; 2]),
     ("resnet 1x1 s2 1024-2048 14", [64, 1024, 2048, 1], &[[14, 1, 2, 0]; 2]),
     ("stem 7x7 s2 3-64 224", [64, 3, 64, 1], &[[224, 7, 2, 3]; 2]),
     ("unet 3x3 c320 64", [2, 320, 320, 1], &[[64, 3, 1, 1]; 2]),
@@ -66,9 +70,8 @@ fn main() -> Result<(), Error> {
         true => (DType::F32, Precision::Tf32),
         false => (dtype, Precision::Full),
     };
-    let words = |arg: &&String| {
-        !["first", "sweep", "tf32"].contains(&arg.as_str()) && DType::from_name(arg).is_none()
-    };
+    let options = ["first", "sweep", "tf32", "scale", "bias", "residual", "relu"];
+    let words = |arg: &&String| !options.contains(&arg.as_str()) && DType::from_name(arg).is_none();
     let names: Vec<&String> = args.iter().filter(words).collect();
     let device = Device::best();
     println!("{}, {}", device.name(), device.target());
@@ -85,12 +88,17 @@ fn main() -> Result<(), Error> {
         let target = device.target();
         let tiles = if has("sweep") { tuning::tiles(dtype, precision, target) } else { Vec::new() };
         let tiles: Vec<_> = std::iter::once(None).chain(tiles.into_iter().map(Some)).collect();
-        let forward = ConvDesc::new(conv);
+        let (scale, bias, residual) = (has("scale"), has("bias"), has("residual"));
+        let activation = has("relu").then_some(Activation::Relu);
+        let forward = ConvDesc { conv, scale, bias, residual, activation };
         let plan = |tile| match tile {
             Some(tile) => forward.plan_with(target, tile),
             None => forward.plan(target),
         };
         time(&device, &cold, "forward", (&tiles, products), plan)?;
+        if forward != ConvDesc::new(conv) {
+            continue;
+        }
         for (pass, dx) in [("dx", true), ("dweight", false)] {
             let backward = ConvBackwardDesc { conv, dx, dweight: !dx, dbias: false };
             let plan = |tile| match tile {

@@ -88,6 +88,17 @@ fn check(convs: &[Conv], tile: Option<Tile>, skipped: fn(&str) -> bool) {
     sweep.check(&backward);
 }
 
+/// Convolutions with a factor, a shift and a residual, forward.
+fn check_ends(convs: &[Conv], tile: Option<Tile>, skipped: fn(&str) -> bool) {
+    let sweep = Sweep { skipped, survivors: SURVIVORS, by_line: true, ..Sweep::new(plain) };
+    let all: Vec<usize> = (0..convs.len()).collect();
+    sweep.check(&plans(&all, |i| {
+        let desc = ConvDesc { scale: true, bias: true, residual: true, ..ConvDesc::new(convs[i]) };
+        let plan = tile.map_or_else(|| desc.plan(TARGET), |tile| desc.plan_with(TARGET, tile));
+        plan.expect("plan")
+    }));
+}
+
 /// Pixels of rows and images that end within a tile, channels and filters too, and a common dimension that several blocks share.
 fn gathered(layout: Layout) {
     let axes = [
@@ -205,6 +216,38 @@ fn defects_of_groups_are_noticed() {
             LAST,
         ),
     ]);
+}
+
+/// What a box of results ends with comes to shared memory before it, in the place of the results.
+#[test]
+#[ignore = "nightly: mutation-products"]
+fn defects_of_ends_of_groups_are_noticed() {
+    check_ends(
+        &[
+            conv(DType::BF16, [3, 24, 24], 3, square(8, 3, 1, 1), LAST),
+            conv(DType::BF16, [2, 80, 80], 5, square(9, 3, 2, 1), LAST),
+            // More boxes than there are blocks.
+            conv(DType::BF16, [1, 16, 16], 2, square(226, 1, 1, 0), LAST),
+        ],
+        None,
+        |name| !name.contains("_grouped_"),
+    );
+}
+
+#[test]
+#[ignore = "nightly: mutation-products"]
+fn defects_of_ends_of_products_of_images_are_noticed() {
+    check_ends(
+        &[
+            conv(DType::BF16, [2, 72, 80], 1, square(9, 3, 1, 1), LAST),
+            conv(DType::BF16, [1, 64, 128], 1, square(13, 3, 2, 1), LAST),
+            // Rows that begin anywhere, and more tiles than there are blocks.
+            conv(DType::BF16, [1, 8, 21], 1, square(12, 3, 1, 1), LAST),
+            conv(DType::BF16, [2, 8, 64], 1, square(95, 2, 1, 0), LAST),
+        ],
+        Some(Tile::Persistent(SMALL)),
+        |name| !name.contains("_wgp_"),
+    );
 }
 
 #[test]

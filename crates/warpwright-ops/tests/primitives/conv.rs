@@ -1,10 +1,11 @@
 //! Refusals of convolution plans, and the kernels they hold.
 
 use warpwright_ops::activation::Activation;
-use warpwright_ops::conv::{Axis, Conv, ConvBackwardDesc, ConvDesc, Layout};
+use warpwright_ops::conv::{self, Axis, Conv, ConvBackwardDesc, ConvDesc, ConvOptions, Layout};
 use warpwright_ops::gemm::Precision;
-use warpwright_ops::{Operation, Plan, PlanError};
+use warpwright_ops::{Error, Operation, Plan, PlanError};
 use warpwright_ptx::{DType, Target};
+use warpwright_runtime::{Device, Tensor};
 
 const TARGET: Target = Target::sm(90);
 
@@ -175,4 +176,84 @@ fn patches_are_for_tensor_cores() {
     let all = [kernels(&forward.expect("plan")), kernels(&backward.expect("plan"))].concat();
     assert_eq!(all.iter().filter(|name| name.contains("_wgp_")).count(), 3, "{all:?}");
     assert!(all.iter().all(|name| !name.contains("_gather")), "{all:?}");
+}
+
+/// A scale, a bias, a residual and an activation behind, as inference of a block of a residual network has them.
+fn with_ends(conv: Conv) -> ConvDesc {
+    let activation = Some(Activation::Relu);
+    ConvDesc { scale: true, bias: true, residual: true, activation, ..ConvDesc::new(conv) }
+}
+
+/// What sums end with is in the launch that makes them.
+#[test]
+fn ends_of_sums_take_no_launch_of_their_own() {
+    let grouped = Conv { groups: 8, ..square(DType::BF16, [4, 64, 64], 28, 3) };
+    for conv in [
+        square(DType::BF16, [64, 64, 64], 56, 3),
+        square(DType::F16, [64, 64, 256], 56, 1),
+        square(DType::F32, [8, 64, 256], 56, 1),
+        square(DType::F64, [2, 8, 8], 9, 3),
+        Conv { groups: 64, ..square(DType::BF16, [4, 64, 64], 28, 3) },
+        Conv { filters: 128, ..grouped },
+        grouped,
+    ] {
+        let names = kernels(&with_ends(conv).plan(TARGET).expect("plan"));
+        assert!(names.len() == 1 && names[0].contains("_scale"), "{conv:?}: {names:?}");
+    }
+    // Blocks share the common dimension: the launch that adds their sums ends them.
+    let names = kernels(&with_ends(square(DType::BF16, [1, 2048, 64], 4, 3)).plan(TARGET).expect("plan"));
+    assert!(names.len() == 2 && !names[0].contains("_scale") && names[1].contains("_scale"), "{names:?}");
+}
+
+#[test]
+fn factors_have_the_type_of_sums() {
+    for (dtype, sums) in [(DType::BF16, DType::F32), (DType::F32, DType::F32), (DType::F64, DType::F64)] {
+        let conv = square(dtype, [2, 16, 24], 9, 3);
+        let plan = with_ends(conv).plan(TARGET).expect("plan");
+        let of = |name: &str| plan.tensor(name).map(|tensor| (tensor.dtype, tensor.len));
+        assert_eq!((of("scale"), of("bias")), (Some((sums, 24)), Some((sums, 24))));
+        assert_eq!(of("residual"), Some((dtype, 2 * 81 * 24)));
+        let plan = ConvDesc { bias: true, ..ConvDesc::new(conv) }.plan(TARGET).expect("plan");
+        let of = |name: &str| plan.tensor(name).map(|tensor| (tensor.dtype, tensor.len));
+        assert_eq!((of("bias"), of("scale"), of("residual")), (Some((dtype, 24)), None, None));
+    }
+}
+
+#[test]
+fn ends_that_do_not_fit_are_refused() {
+    let device = Device::emulator();
+    let stream = device.stream().expect("stream");
+    let tensor = |shape: &[usize]| {
+        Tensor::from_slice(&device, &vec![1.0f32; shape.iter().product()], shape).expect("a tensor")
+    };
+    let (x, weight) = (tensor(&[1, 2, 3, 3]), tensor(&[4, 2, 1, 1]));
+    let small = tensor(&[1, 4, 3, 2]);
+    let options = ConvOptions { residual: Some(&small), ..Default::default() };
+    let refused = conv::conv(&stream, &x, &weight, options);
+    let got = "[1, 4, 3, 2]";
+    assert!(
+        matches!(&refused, Err(Error::Plan(PlanError::Parameter { parameter: "residual", got: g, .. })) if g == got),
+        "{refused:?}"
+    );
+    let short = tensor(&[3]);
+    let options = ConvOptions { scale: Some(&short), ..Default::default() };
+    assert!(matches!(conv::conv(&stream, &x, &weight, options), Err(Error::Runtime(_))));
+    let wide = Tensor::from_slice(&device, &[1.0f64; 4], &[4]).expect("a tensor");
+    let options = ConvOptions { scale: Some(&wide), ..Default::default() };
+    assert!(matches!(conv::conv(&stream, &x, &weight, options), Err(Error::Runtime(_))));
+    let (scale, like) = (tensor(&[4]), tensor(&[1, 4, 3, 3]));
+    for (name, options) in [
+        ("scale", ConvOptions { scale: Some(&scale), ..Default::default() }),
+        ("residual", ConvOptions { residual: Some(&like), ..Default::default() }),
+    ] {
+        let refused = conv::conv_backward(&stream, &x, &weight, &like, options);
+        assert!(
+            matches!(&refused, Err(Error::Plan(PlanError::Parameter { parameter, .. })) if *parameter == name),
+            "{refused:?}"
+        );
+    }
+    let options =
+        ConvOptions { scale: Some(&scale), bias: Some(&scale), residual: Some(&like), ..Default::default() };
+    let y = conv::conv(&stream, &x, &weight, options).expect("a result");
+    assert_eq!(y.to_vec_on::<f32>(&stream).expect("numbers"), [4.0; 36]);
 }

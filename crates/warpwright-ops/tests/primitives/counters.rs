@@ -293,6 +293,8 @@ fn every_primitive() -> Vec<(String, Counters)> {
     add(forward.op(), "forward", count(&forward));
     let backward = ConvBackwardDesc { conv, dx: true, dweight: true, dbias: true };
     add(forward.op(), "backward", count(&backward.plan(TARGET).expect("plan")));
+    let ends = ConvDesc { scale: true, bias: true, residual: true, ..ConvDesc::new(conv) };
+    add("conv with ends", "forward", count(&ends.plan(TARGET).expect("plan")));
     let conv = Conv { groups: 8, ..Conv::new(DType::BF16, [2, 64, 64], axis, axis) };
     add("conv of groups", "forward", count(&ConvDesc::new(conv).plan(TARGET).expect("plan")));
     let backward = ConvBackwardDesc { conv, dx: true, dweight: true, dbias: false };
@@ -756,9 +758,9 @@ fn line(name: &str, c: &Counters) -> String {
 fn counters_are_as_recorded_and_traffic_is_dense() {
     let all = every_primitive();
     // Attention of few queries is another kernel, and so are gradients in one sweep and the tiles that copies turn; heads of 80 elements have
-    // two more, groups of a convolution and masks of tiles one in each direction, and caches of 8-bit floats one to read and one to append to. Sums go along rows, columns and tiles, and
+    // two more, groups of a convolution and masks of tiles one in each direction, what convolutions end with one, and caches of 8-bit floats one to read and one to append to. Sums go along rows, columns and tiles, and
     // parts of rows are searched in two passes.
-    assert_eq!(all.len(), catalogue().len() + 6 + 8 + 3 + 2, "every primitive of the catalogue is counted");
+    assert_eq!(all.len(), catalogue().len() + 6 + 9 + 3 + 2, "every primitive of the catalogue is counted");
     for (name, c) in &all {
         let (sectors, ideal) = (c.global_sectors(), c.ideal_global_sectors());
         let dense = 50 * (sectors - ideal) <= ideal;

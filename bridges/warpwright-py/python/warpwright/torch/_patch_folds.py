@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from . import _conv
+from ._dropout import elementwise
 from ._images import is_recorded
 from ._patch_rules import used_dtype
 from ._registry import is_compiling
@@ -76,13 +77,21 @@ def _read(conv: Any, norm: Any) -> Tuple[Optional[Tensor], ...]:
 
 
 def _made(read: Sequence[Optional[Tensor]], eps: float, dtype: torch.dtype) -> Tuple[Tensor, Tensor]:
+    """Two launches."""
+    mean, var, weight, bias, of_conv = read
+    rstd = "rsqrt(add(x0, s0))"
     with torch.no_grad():
-        mean, var, weight, bias, of_conv = (t if t is None else t.to(dtype) for t in read)
-        scale = torch.rsqrt(var + eps)
-        scale = scale if weight is None else scale * weight
-        shift = -mean if of_conv is None else of_conv - mean
-        shift = shift * scale if bias is None else torch.addcmul(bias, shift, scale)
-        return scale, shift
+        of_scale = [t for t in (var, weight) if t is not None]
+        scale = elementwise(rstd if weight is None else f"mul({rstd}, x1)", *of_scale, scalars=[eps], dtype=dtype)
+        of_shift, shift = [mean, scale], "neg(x0)"
+        if of_conv is not None:
+            shift = f"sub(x{len(of_shift)}, x0)"
+            of_shift.append(of_conv)
+        shift = f"mul({shift}, x1)"
+        if bias is not None:
+            shift = f"add({shift}, x{len(of_shift)})"
+            of_shift.append(bias)
+        return scale, elementwise(shift, *of_shift, dtype=dtype)
 
 
 def vectors(conv: Any, norm: Any, dtype: torch.dtype) -> Tuple[Tensor, Tensor]:
