@@ -17,6 +17,10 @@ from .norms import Draw, Function, Problem, channels_last
 from .suites import Case
 
 
+# What norms add to a variance.
+EPS = 2.0**-16
+
+
 class Convolution(Problem):
     def __init__(self, case: Case, draw: Draw) -> None:
         self.case = case
@@ -36,7 +40,7 @@ class Convolution(Problem):
         self.ends: dict[str, torch.Tensor] = {}
         if self.scale:
             self.ends["scale"] = draw(weight.shape[:1]).float()
-            self.known = torch.zeros_like(self.ends["scale"]), torch.ones_like(self.ends["scale"])
+            self.known = torch.zeros_like(self.ends["scale"]), torch.full_like(self.ends["scale"], 1 - EPS)
             # It and the shift are what a norm with known statistics is, in f32.
             self.inputs[2:] = [draw(weight.shape[:1]).float()]
         if self.residual:
@@ -62,7 +66,7 @@ class Convolution(Problem):
         convolved = (F.conv1d, F.conv2d, F.conv3d)[self.dims - 1](x, weight, None if self.scale else bias, **self.options)
         if self.scale:
             mean, variance = (known.to(bias.dtype) for known in self.known)
-            convolved = F.batch_norm(convolved, mean, variance, ends.pop(0), bias, eps=0.0)
+            convolved = F.batch_norm(convolved, mean, variance, ends.pop(0), bias, eps=EPS)
         if self.residual:
             convolved = convolved.add_(ends.pop(0))
         return F.relu_(convolved) if self.relu else convolved

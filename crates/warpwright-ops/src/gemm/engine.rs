@@ -7,6 +7,7 @@
 //! Kernels differ in what becomes of the sums, which is their [`Epilogue`], and in what slices are of: of matrices, or of what a [`Loader`]
 //! takes for them.
 
+mod ending;
 mod row_sums;
 
 use std::rc::Rc;
@@ -19,13 +20,14 @@ use warpwright_ptx::ArgValue;
 use warpwright_runtime::LaunchStep;
 
 use super::WIDE;
-use super::epilogue::{Even, ResultArgs, ResultParams};
+use super::epilogue::{Columns, Even, ResultArgs, ResultParams};
 use super::groups::{GroupParams, Grouping, Walk};
 use super::rows::{load_rows, place_rows, scatter_rows, scattered_rows, store_rows};
 use super::tuning::PersistentConfig;
 use crate::PlanError;
 use crate::plan;
 
+pub(crate) use ending::{Epilogue, Factors, Pair, ResultPanel};
 pub(crate) use row_sums::{RowSums, pieces};
 
 kernel_args! {
@@ -85,94 +87,6 @@ pub(crate) enum Store {
     Rows,
     /// Tensor copies of panels whose rows are all of one group, and warps the others.
     Whole,
-}
-
-/// The way from sums to results.
-pub(crate) trait Epilogue<'k> {
-    /// Values that the columns of the lane's two rows share.
-    type Rows;
-
-    /// Them, where `row(0)` and `row(8)` are the rows of a matrix of the batch.
-    fn rows(&self, batch: U32<'k>, row: &dyn Fn(u32) -> U32<'k>) -> Self::Rows;
-
-    /// The pairs to finish of a lane's sums, which begin at column `col` of the tiles, and the column of the result that they begin at.
-    fn joined(&self, _dtype: DType, sums: Vec<Pair<'k>>, col: U32<'k>) -> (Vec<Pair<'k>>, U32<'k>) {
-        (sums, col)
-    }
-
-    /// The results of two neighbouring sums of row (`row`, `down`), which is the one at `down`, 0 or 8, of the lane's; the first is at
-    /// column `col`. The sums themselves where an epilogue does nothing with them.
-    fn pair(
-        &self,
-        _to: &ResultParams<'k>,
-        _rows: &Self::Rows,
-        _at: ((U32<'k>, u32), U32<'k>),
-        sums: [F32<'k>; 2],
-        _even: Even,
-    ) -> [F32<'k>; 2] {
-        sums
-    }
-
-    /// What is added to the results of [`pair_onto`](Self::pair_onto), which lies as they do, if there is such.
-    fn residual(&self, _to: &ResultParams<'k>) -> Option<Ptr<'k, Read, Elem>> {
-        None
-    }
-
-    /// The results of two neighbouring sums from column `col` on, whose numbers of the [`residual`](Self::residual) are here.
-    fn pair_onto(
-        &self,
-        _to: &ResultParams<'k>,
-        _col: U32<'k>,
-        sums: [F32<'k>; 2],
-        _residual: [F32<'k>; 2],
-        _even: Even,
-    ) -> [F32<'k>; 2] {
-        sums
-    }
-
-    /// Puts right in a panel what `sums`, those that its results were made of, do not give. The warp has just written its rows there.
-    fn mend(&self, _to: &ResultParams<'k>, _rows: &Self::Rows, _panel: &ResultPanel<'k>, _sums: &[Pair<'k>]) {
-    }
-
-    /// Whether the sums of each slice are added to the others by the threads, in `f32`: those of tensor cores have fewer bits for 8-bit
-    /// floats.
-    fn promotes(&self) -> bool {
-        false
-    }
-
-    /// The scales that make the factors of such sums of slice `step`, for the lane whose first sum is `right` of column `col`: loaded
-    /// while the slice before is multiplied.
-    fn load_factors(
-        &self,
-        _step: U32<'k>,
-        _row: &dyn Fn(u32) -> U32<'k>,
-        _col: U32<'k>,
-        _right: U32<'k>,
-    ) -> Vec<F32<'k>> {
-        Vec::new()
-    }
-
-    /// The factors that have been `loaded`; nothing is multiplied where there are none.
-    fn factors(&self, _loaded: &[F32<'k>]) -> Factors<'k> {
-        Box::new(|_, _| None)
-    }
-}
-
-/// Factors of the pair of sums so far down, 0 or 8, and right from the first of the lane.
-pub(crate) type Factors<'k> = Box<dyn Fn(u32, u32) -> Option<[F32<'k>; 2]> + 'k>;
-
-/// Two neighbouring sums, and how far down and right of the lane's first they are.
-pub(crate) type Pair<'k> = (u32, u32, [F32<'k>; 2]);
-
-/// A panel of results in shared memory, before it is stored.
-pub(crate) struct ResultPanel<'k> {
-    pub(crate) tile: SharedTile<'k>,
-    /// The row and column of the result that are its first.
-    pub(crate) row: U32<'k>,
-    pub(crate) col: U32<'k>,
-    /// How far its first column is from that of the block's tile.
-    pub(crate) right: u32,
-    pub(crate) batch: U32<'k>,
 }
 
 /// How blocks that stay are laid out.
@@ -632,6 +546,18 @@ impl Blocks {
         Some(load_rows(cx.k, self.panel(), from, (place.end, cx.p.n, cx.p.ldy), (place.row, place.col)))
     }
 
+    /// What the pairs of a panel end with by columns, of which two rows have one; `col` is that of the lane's first sum.
+    fn columns<'k, E: Epilogue<'k>>(
+        &self,
+        epilogue: &E,
+        to: &ResultParams<'k>,
+        pairs: &[Pair<'k>],
+        col: U32<'k>,
+    ) -> Option<Vec<Columns<'k>>> {
+        let of = |both: &[Pair<'k>]| epilogue.columns(to, col + both[0].1);
+        if self.store == Store::Panels { pairs.chunks(2).map(of).collect() } else { None }
+    }
+
     /// Stores the results of 64 rows, whose sums a warpgroup has, and what is added to the first panel if it has been loaded.
     fn finish<'k, E: Epilogue<'k>>(
         &self,
@@ -660,16 +586,22 @@ impl Blocks {
                 cx.panels + group.mul_add(PANELS * OutputPanel::BYTES, chunk % PANELS * OutputPanel::BYTES);
             let col = place.col + chunk * panel.cols();
             let addends = loaded.take().or_else(|| self.addends(cx, epilogue, Place { col, ..place }));
-            let values: Vec<F32<'k>> = if addends.is_some() {
-                // The panel brings them, once it is free.
-                Vec::new()
-            } else {
-                let result = |&(slot, col, pair): &Pair<'k>| {
-                    let (row, col) = (place.row + down + slot, place.col + right + col);
-                    epilogue.pair(&to, &rows, ((row, slot), col), pair, even)
+            let columns = self.columns(epilogue, &to, pairs, place.col + right);
+            let ended = |residual: Option<Vec<[F32<'k>; 2]>>| -> Vec<F32<'k>> {
+                let result = |(i, &(slot, col, pair)): (usize, &Pair<'k>)| match &columns {
+                    // The lane's rows follow one another.
+                    Some(columns) => {
+                        epilogue.pair_onto(&to, &columns[i / 2], pair, residual.as_ref().map(|all| all[i]))
+                    }
+                    None => {
+                        let (row, col) = (place.row + down + slot, place.col + right + col);
+                        epilogue.pair(&to, &rows, ((row, slot), col), pair, even)
+                    }
                 };
-                pairs.iter().flat_map(result).collect()
+                pairs.iter().enumerate().flat_map(result).collect()
             };
+            // The panel brings what is added, once it is free.
+            let values = if addends.is_some() { Vec::new() } else { ended(None) };
             let mend = || {
                 let (tile, right) = (panel.tile(at), chunk * panel.cols());
                 let panel = ResultPanel { tile, row: place.row, col, right, batch: place.batch };
@@ -698,10 +630,7 @@ impl Blocks {
                         loaded = self.addends(cx, epilogue, Place { col: col + panel.cols(), ..place });
                     }
                     place_rows(k, panel, at, addends);
-                    let result = |(&(_, col, pair), addend)| {
-                        epilogue.pair_onto(&to, place.col + right + col, pair, addend, even)
-                    };
-                    pairs.iter().zip(panel.take(at)).flat_map(result).collect()
+                    ended(Some(panel.take(at)))
                 }
                 None => values,
             };

@@ -127,25 +127,46 @@ impl Program {
             let c = c();
             values = [0, 1].map(|i| c[i].mul_add(beta, values[i]));
         }
-        self.pair_onto(to, (col, n), values, self.residual.then(c), even)
+        let columns = self.columns(to, col, |from| pair_at(from, None, (col, n), even.bias));
+        self.pair_onto(to, &columns, values, self.residual.then(c))
     }
 
-    /// The same of sums times their factors, with what is added at the end where there is such.
-    pub(crate) fn pair_onto<'k>(
+    /// What two neighbouring columns from `col` on end with, in all rows, as `load` brings it from where it is.
+    fn columns<'k>(
+        self,
+        to: &ResultParams<'k>,
+        col: U32<'k>,
+        load: impl Fn(Ptr<'k, Read, Elem>) -> [F32<'k>; 2],
+    ) -> Columns<'k> {
+        let scale = to.scale.map(|scale| load(scale.at(col)));
+        Columns { scale, bias: self.bias.then(|| load(to.bias.at(col))) }
+    }
+
+    /// The same of `n` columns, an even number of them, that begin at a multiple of the size of two.
+    pub(crate) fn whole_columns<'k>(
         self,
         to: &ResultParams<'k>,
         (col, n): (U32<'k>, U32<'k>),
+    ) -> Columns<'k> {
+        self.columns(to, col, |from| {
+            let pair = from.only_where(col.lt(n), Fill::Zero).load::<f32>(2);
+            [pair[0], pair[1]]
+        })
+    }
+
+    /// The results of sums of two neighbouring columns, and of what is added at the end where there is such.
+    pub(crate) fn pair_onto<'k>(
+        self,
+        to: &ResultParams<'k>,
+        columns: &Columns<'k>,
         sums: [F32<'k>; 2],
         residual: Option<[F32<'k>; 2]>,
-        even: Even,
     ) -> [F32<'k>; 2] {
         let mut values = sums;
-        if let Some(scale) = to.scale {
-            let scale = pair_at(scale.at(col), None, (col, n), even.bias);
+        if let Some(scale) = columns.scale {
             values = [0, 1].map(|i| values[i] * scale[i]);
         }
-        if self.bias {
-            let bias = pair_at(to.bias.at(col), None, (col, n), even.bias);
+        if let Some(bias) = columns.bias {
             values = [0, 1].map(|i| values[i] + bias[i]);
         }
         if let Some(residual) = residual {
@@ -154,6 +175,13 @@ impl Program {
         let dtype = to.y.dtype();
         self.activation.map_or(values, |activation| values.map(|value| evaluate(activation, value, dtype)))
     }
+}
+
+/// Factors and biases of two neighbouring columns.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Columns<'k> {
+    scale: Option<[F32<'k>; 2]>,
+    bias: Option<[F32<'k>; 2]>,
 }
 
 /// Two neighbours of which the first is at column `col` of `n`, zeros where there are none; pairs lie at multiples of their size if `even`.

@@ -6,7 +6,7 @@ use warpwright_ptx::isa::DeviceLimits;
 use warpwright_runtime::LaunchStep;
 
 use super::engine::{self, Blocks, Epilogue, OrderArgs, RowSums, Store, WorkArgs};
-use super::epilogue::{Even, Program, ResultArgs, ResultParams};
+use super::epilogue::{Columns, Even, Program, ResultArgs, ResultParams};
 use super::tuning::PersistentConfig;
 use super::{GemmArgs, GemmDesc, MAX_BOX_STRIDE, OP, Product};
 use crate::PlanError;
@@ -59,15 +59,21 @@ impl<'k> Epilogue<'k> for Finish<'k> {
         self.program.residual.then_some(to.c)
     }
 
+    fn columns(&self, to: &ResultParams<'k>, col: U32<'k>) -> Option<Columns<'k>> {
+        let Program { scale, residual, .. } = self.program;
+        // Panels bring elements of 16 bits.
+        let brought = !residual || to.y.dtype().bytes() == 2;
+        ((scale || residual) && brought).then(|| self.program.whole_columns(to, (col, self.sizes.1)))
+    }
+
     fn pair_onto(
         &self,
         to: &ResultParams<'k>,
-        col: U32<'k>,
+        columns: &Columns<'k>,
         sums: [F32<'k>; 2],
-        residual: [F32<'k>; 2],
-        even: Even,
+        residual: Option<[F32<'k>; 2]>,
     ) -> [F32<'k>; 2] {
-        self.program.pair_onto(to, (col, self.sizes.1), sums, Some(residual), even)
+        self.program.pair_onto(to, columns, sums, residual)
     }
 
     fn pair(

@@ -1,0 +1,99 @@
+//! What becomes of the sums of persistent blocks.
+
+use warpwright_dsl::SharedTile;
+use warpwright_dsl::prelude::*;
+
+use crate::gemm::epilogue::{Columns, Even, ResultParams};
+
+/// The way from sums to results.
+pub(crate) trait Epilogue<'k> {
+    /// Values that the columns of the lane's two rows share.
+    type Rows;
+
+    /// Them, where `row(0)` and `row(8)` are the rows of a matrix of the batch.
+    fn rows(&self, batch: U32<'k>, row: &dyn Fn(u32) -> U32<'k>) -> Self::Rows;
+
+    /// The pairs to finish of a lane's sums, which begin at column `col` of the tiles, and the column of the result that they begin at.
+    fn joined(&self, _dtype: DType, sums: Vec<Pair<'k>>, col: U32<'k>) -> (Vec<Pair<'k>>, U32<'k>) {
+        (sums, col)
+    }
+
+    /// The results of two neighbouring sums of row (`row`, `down`), which is the one at `down`, 0 or 8, of the lane's; the first is at
+    /// column `col`. The sums themselves where an epilogue does nothing with them.
+    fn pair(
+        &self,
+        _to: &ResultParams<'k>,
+        _rows: &Self::Rows,
+        _at: ((U32<'k>, u32), U32<'k>),
+        sums: [F32<'k>; 2],
+        _even: Even,
+    ) -> [F32<'k>; 2] {
+        sums
+    }
+
+    /// What is added to the results of [`pair_onto`](Self::pair_onto), which lies as they do, if there is such.
+    fn residual(&self, _to: &ResultParams<'k>) -> Option<Ptr<'k, Read, Elem>> {
+        None
+    }
+
+    /// What two neighbouring columns from `col` on end with in all rows, where it is loaded once for the lane's two; `None` where
+    /// [`pair`](Self::pair) does so. Of tiles that are stored whole.
+    fn columns(&self, _to: &ResultParams<'k>, _col: U32<'k>) -> Option<Columns<'k>> {
+        None
+    }
+
+    /// The results of two neighbouring sums of such columns, with their numbers of the [`residual`](Self::residual) if there is one.
+    fn pair_onto(
+        &self,
+        _to: &ResultParams<'k>,
+        _columns: &Columns<'k>,
+        sums: [F32<'k>; 2],
+        _residual: Option<[F32<'k>; 2]>,
+    ) -> [F32<'k>; 2] {
+        sums
+    }
+
+    /// Puts right in a panel what `sums`, those that its results were made of, do not give. The warp has just written its rows there.
+    fn mend(&self, _to: &ResultParams<'k>, _rows: &Self::Rows, _panel: &ResultPanel<'k>, _sums: &[Pair<'k>]) {
+    }
+
+    /// Whether the sums of each slice are added to the others by the threads, in `f32`: those of tensor cores have fewer bits for 8-bit
+    /// floats.
+    fn promotes(&self) -> bool {
+        false
+    }
+
+    /// The scales that make the factors of such sums of slice `step`, for the lane whose first sum is `right` of column `col`: loaded
+    /// while the slice before is multiplied.
+    fn load_factors(
+        &self,
+        _step: U32<'k>,
+        _row: &dyn Fn(u32) -> U32<'k>,
+        _col: U32<'k>,
+        _right: U32<'k>,
+    ) -> Vec<F32<'k>> {
+        Vec::new()
+    }
+
+    /// The factors that have been `loaded`; nothing is multiplied where there are none.
+    fn factors(&self, _loaded: &[F32<'k>]) -> Factors<'k> {
+        Box::new(|_, _| None)
+    }
+}
+
+/// Factors of the pair of sums so far down, 0 or 8, and right from the first of the lane.
+pub(crate) type Factors<'k> = Box<dyn Fn(u32, u32) -> Option<[F32<'k>; 2]> + 'k>;
+
+/// Two neighbouring sums, and how far down and right of the lane's first they are.
+pub(crate) type Pair<'k> = (u32, u32, [F32<'k>; 2]);
+
+/// A panel of results in shared memory, before it is stored.
+pub(crate) struct ResultPanel<'k> {
+    pub(crate) tile: SharedTile<'k>,
+    /// The row and column of the result that are its first.
+    pub(crate) row: U32<'k>,
+    pub(crate) col: U32<'k>,
+    /// How far its first column is from that of the block's tile.
+    pub(crate) right: u32,
+    pub(crate) batch: U32<'k>,
+}
