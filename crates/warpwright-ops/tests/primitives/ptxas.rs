@@ -25,9 +25,12 @@ use warpwright_testkit::assembler::{all_targets, on_all_cores, ptxas};
 use warpwright_testkit::kernels::operations;
 
 /// Kernels that spill: products of double precision and a batch norm of 16 bits on sm_75, gradients of groups on sm_86 and of rows of double
-/// precision on sm_80, all of them a few words, and sequences that fill a block. Their assembly must still succeed.
-const SPILLS: [&str; 7] = [
+/// precision on sm_80, and convolutions with all that may follow sums in the largest tiles whose rows begin anywhere, all of them a few words, and
+/// sequences that fill a block. Their assembly must still succeed.
+const SPILLS: [&str; 9] = [
     "batch_norm_normalize_add_nhwc_bf16_x8_512x8",
+    "conv_bf16_forward_2d_wgp_128x256_g2_s4_c1_rows_scale_bias_residual_gelu_erf",
+    "conv_bf16_forward_2d_wgp_256x128_g2_s4_c1_rows_scale_bias_residual_gelu_erf",
     "gemm_f64_oo_simt_64x64x16_s2_p16",
     "gemm_f64_oo_simt_64x64x16_s2_p16_split",
     "group_norm_last_backward_sums_f32_x4",
