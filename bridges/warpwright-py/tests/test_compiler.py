@@ -302,6 +302,58 @@ def test_batch_norm_of_inference():
     compare(Block(_add_then_relu).eval(), [last(4, 3, 5, 5), last(4, 8, 5, 5)], [("batch_norm", "no: of inference")], **IMAGES)
 
 
+def _residual_of_inference_written(norm, x, residual):
+    y = norm(x)
+    residual.add_(1)
+    return F.relu(y + residual)
+
+
+@pytest.mark.parametrize(
+    "tail, expected",
+    [
+        (lambda norm, x, residual: norm(x), ["with batch norm"]),
+        (lambda norm, x, residual: F.relu(norm(x)), ["with batch norm and relu"]),
+        (lambda norm, x, residual: F.silu(norm(x), inplace=True), ["with batch norm and silu"]),
+        (lambda norm, x, residual: norm(x) + residual, ["with batch norm and residual"]),
+        (lambda norm, x, residual: F.silu(residual + norm(x)), ["with batch norm, residual and silu"]),
+        (_add_then_relu, ["with batch norm, residual and relu"]),
+        (_iadd, ["with batch norm, residual and relu"]),
+        (lambda norm, x, residual: F.gelu(norm(x)), ["with batch norm"]),
+        (_twice, ["with batch norm"]),
+        (_scaled, ["with batch norm"]),
+        (_residual_of_inference_written, ["", "no: of inference"]),
+        (lambda norm, x, residual: norm(x) * x, ["", "no: of inference"]),
+    ],
+)
+def test_convolutions_with_norms_of_inference(tail, expected):
+    module = Block(tail).eval().requires_grad_(False)
+    with torch.no_grad():
+        module.norm.running_mean.normal_()
+        module.norm.running_var.uniform_(0.5, 2)
+        module.norm.weight.normal_()
+        module.norm.bias.normal_()
+    kinds = ["conv", "batch_norm"]
+    compare(module, [last(4, 3, 5, 5), last(4, 8, 5, 5)], list(zip(kinds, expected)))
+    if expected == ["with batch norm"]:
+        for plain in (nn.BatchNorm2d(8, affine=False), nn.BatchNorm2d(8, eps=0.1)):
+            module.norm = plain.eval().requires_grad_(False)
+            torch._dynamo.reset()
+            compare(module, [last(4, 3, 5, 5), last(4, 8, 5, 5)], [("conv", "with batch norm")])
+
+
+def test_convolutions_whose_norms_learn():
+    """Known statistics, and parameters that want gradients."""
+    compare(Block(_add_then_relu).eval(), [last(4, 3, 5, 5), last(4, 8, 5, 5)], [("conv", ""), ("batch_norm", "no: of inference")])
+
+
+def test_convolutions_of_groups():
+    compare(nn.Conv2d(64, 64, 3, groups=16), [last(2, 64, 5, 5)], [("conv", "")])
+    compare(nn.Conv2d(64, 64, 3, groups=2), [last(2, 64, 5, 5)], [("conv", "")])
+    compare(nn.Conv2d(64, 64, 3, groups=32), [last(2, 64, 5, 5)], [("conv", "no: groups of several")])
+    compare(nn.Conv2d(64, 64, 3, groups=8, stride=2), [last(2, 64, 5, 5)], [("conv", "no: gradients of groups")])
+    compare(nn.Conv2d(64, 64, 3, groups=8, stride=2).requires_grad_(False), [last(2, 64, 5, 5)], [("conv", "")])
+
+
 def test_images_whose_channels_come_first():
     """Inductor has them in another order between convolutions, which operators of ours would not."""
     expected = [("conv", "no: Inductor gives images"), ("batch_norm", "no: Inductor gives images")]

@@ -14,7 +14,7 @@ from torch.fx import Node
 from . import _batch, _conv, _cross_entropy, _embedding, _groups, _linear_cross_entropy, _matmul, _pool, _rows
 from ._attention import scaled_dot_product_attention
 from ._graph_nodes import calls, constant, given, hindrance, names_of, only_user, other_summand, same, tensor
-from ._patch_rules import LOW, attention_reason, attention_refusal
+from ._patch_rules import LOW, attention_reason, attention_refusal, groups_reason
 
 Reason = Optional[str]
 _RELU = {F.relu, torch.relu, F.relu_, torch.relu_}
@@ -243,22 +243,81 @@ def _rms_norm(node: Node) -> Decision:
 _CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 
 
-def _convolution(node: Node) -> Decision:
-    a = given(node, _CONVOLUTION)
+_CONVOLUTION_DEFAULTS = (None, None, None, 1, 0, 1, 1)
+_OURS = {torch.conv2d: _conv.conv2d, torch.conv3d: _conv.conv3d}
+
+
+def _is_recorded(*nodes: Any) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in map(tensor, nodes))
+
+
+def _convolution_reason(node: Node, a: Dict[str, Any]) -> Reason:
     x, weight = tensor(a["input"]), tensor(a["weight"])
     if x is None or weight is None or _retyped(a["input"], a["weight"], node) is not None:
         return "of several types"
-    groups = a.get("groups", 1)
     if x.dtype not in LOW:
         return "convolutions of 32 and 64 bits are as fast in cuDNN"
-    if groups != 1 and not same((groups,), x.shape[1:2]):
-        return "groups of several channels are faster in cuDNN"
-    why = _other_layout(node, x)
+    groups, stride = a.get("groups", 1), a.get("stride", 1)
+    if groups != 1:
+        if not all(isinstance(n, int) for n in (groups, *weight.shape)):
+            return "groups are not of the same channels in every call"
+        strides = [stride] if isinstance(stride, int) else stride
+        why = groups_reason(groups * weight.shape[1], weight.shape[0], groups, weight.shape[2:], strides, _is_recorded(a["input"], a["weight"]))
+        if why is not None:
+            return why
+    return _other_layout(node, x)
+
+
+def _convolution(node: Node) -> Decision:
+    a = given(node, _CONVOLUTION)
+    why = _convolution_reason(node, a)
     if why is not None:
         return why
-    ours = _conv.conv3d if node.target is torch.conv3d else _conv.conv2d
-    defaults = (None, None, None, 1, 0, 1, 1)
-    return Change(ours, tuple(a.get(name, default) for name, default in zip(_CONVOLUTION, defaults)), node)
+    arguments = tuple(a.get(name, default) for name, default in zip(_CONVOLUTION, _CONVOLUTION_DEFAULTS))
+    return _folded(node, a) or Change(_OURS[node.target], arguments, node)
+
+
+def _conv_norm(
+    x: Tensor, weight: Tensor, bias: Optional[Tensor], options: Any, vectors: Any, eps: float, residual: Optional[Tensor], activation: Optional[str]
+) -> Tensor:
+    """A convolution, and the batch norm of known statistics behind it as what it ends with; vectors: those of the norm."""
+    function = _conv.conv3d if weight.dim() == 5 else _conv.conv2d
+    mean, var, of_weight, of_bias = (None if v is None else v.float() for v in vectors)
+    scale = torch.rsqrt(var + eps)
+    scale = scale if of_weight is None else scale * of_weight
+    shift = -mean if bias is None else bias.float() - mean
+    shift = shift * scale if of_bias is None else shift * scale + of_bias
+    return function(x, weight, shift, *options, scale=scale, residual=residual, activation=activation)
+
+
+def _folded(node: Node, made: Dict[str, Any]) -> Optional[Change]:
+    """A convolution with the batch norm of known statistics behind it, and with a sum and an activation behind that, if that is what there is."""
+    norm = only_user(node)
+    if norm is None or not calls(norm, (F.batch_norm,)):
+        return None
+    a = given(norm, _BATCH_NORM)
+    vectors = tuple(a.get(name) for name in _BATCH_NORM[1:5])
+    recorded = _is_recorded(made["input"], made["weight"], made.get("bias"), *vectors)
+    if a.get("training", False) is not False or a["input"] is not node or None in vectors[:2] or recorded:
+        return None
+    at, absorbed, about = norm, [node], ["batch norm"]
+    behind = only_user(at)
+    residual = other_summand(behind, at)
+    if residual is not None and behind is not None:
+        absorbed, at = [*absorbed, at], behind
+        about.append("residual")
+    act, activation = only_user(at), None
+    for name, functions, methods in (("relu", _RELU, ("relu", "relu_")), ("silu", {F.silu}, ())):
+        if act is not None and calls(act, functions, methods):
+            absorbed, at, activation = [*absorbed, at], act, name
+            about.append(name)
+            break
+    weight, bias, *options = (made.get(name, default) for name, default in zip(_CONVOLUTION[1:], _CONVOLUTION_DEFAULTS[1:]))
+    arguments = (made["input"], weight, bias, tuple(options), vectors, a.get("eps", 1e-5), residual, activation)
+    if hindrance(node, at, absorbed, (made["input"], weight, bias, *vectors, residual)) is not None:
+        return None
+    last = f" and {about.pop()}" if len(about) > 1 else ""
+    return Change(_conv_norm, arguments, at, absorbed, about=f"with {', '.join(about)}{last}")
 
 
 # Elements of a weight from which on it costs more to make its extents even than to multiply as they are.

@@ -28,15 +28,17 @@ class _Rows:
     1 of tensors, the only one or one after the other, as `offsets` of the whole sequences say."""
 
     def __init__(self, ranks: Ranks, positions: int, offsets: Optional[Tensor] = None, longest: Optional[int] = None) -> None:
-        self.size, self.rank, self.positions = ranks.size, ranks.rank, positions
+        self.size, self.positions = ranks.size, positions
         self.offsets, self._longest = offsets, longest
+        # Where sequences of one chunk of each begin.
+        self._chunks = None if offsets is None else offsets // (2 * ranks.size)
         self._places: Dict[bool, Tensor] = {}
 
     def bounds(self, chunks: int) -> Optional[Tensor]:
         """Where sequences begin that have so many of the chunks of the whole ones."""
-        if self.offsets is None or chunks == 2 * self.size:
+        if self._chunks is None or chunks == 2 * self.size:
             return self.offsets
-        return self.offsets // (2 * self.size) * chunks
+        return self._chunks * chunks
 
     def longest(self, chunks: int) -> Optional[int]:
         """The length of the longest of these at most."""
@@ -46,8 +48,8 @@ class _Rows:
 
     def within(self, chunks: int) -> Tuple[Tensor, Tensor, Tensor]:
         """Of each row of sequences that have so many chunks: the sequence, the chunk, and the place in the chunk."""
-        assert self.offsets is not None
-        bounds = (self.offsets // (2 * self.size)).long()
+        assert self._chunks is not None
+        bounds = self._chunks.long()
         row = torch.arange(self.positions // 2 * chunks, device=bounds.device)
         # Rows behind the last sequence are those of no sequence, and stay within the tensor.
         sequence = (torch.searchsorted(bounds * chunks, row, right=True) - 1).clamp(0, max(len(bounds) - 2, 0))
@@ -57,8 +59,8 @@ class _Rows:
 
     def rows(self, sequence: Tensor, chunk: Tensor, place: Tensor, chunks: int) -> Tensor:
         """The rows where these are, of sequences that have so many chunks."""
-        assert self.offsets is not None
-        bounds = (self.offsets // (2 * self.size)).long()
+        assert self._chunks is not None
+        bounds = self._chunks.long()
         return bounds[sequence] * chunks + chunk * bounds.diff()[sequence] + place
 
     def whole(self, rank: int) -> Tensor:
@@ -198,10 +200,10 @@ class _Ring(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Any:
-        q, k, v, o, lse = saved = ctx.saved_tensors
+        q, k, v, o, lse = ctx.saved_tensors
         options = ctx.options
         ranks, rows, wide = options.ranks, options.rows, accumulator(q.dtype)
-        dq, dk, dv = own = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v)]
+        own = dq, dk, dv = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v)]
 
         def of_own(piece: Tuple[slice, slice]) -> None:
             heads, of_keys = piece

@@ -4,8 +4,9 @@ From the tables of docs/performance/README.md, which are made of bench/data: the
 a rule names, against eager PyTorch, where it is below 1 or too near to it to pay for a change.
 """
 
+import math
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -37,7 +38,28 @@ def _even(*values: int) -> bool:
     return all(value % 8 == 0 for value in values)
 
 
+# Taps up to which there is a kernel for groups of so many channels, in both directions.
+_GROUPED_TAPS = {4: 36, 8: 36, 16: 13, 32: 9}
+_LEAST_GROUPED = 64
+
+
+def groups_reason(channels: int, filters: int, groups: int, kernel: Sequence[int], stride: Sequence[int], gradients: bool) -> Reason:
+    """Why a convolution of such groups is left; of 16 bits."""
+    if groups in (1, channels):
+        return None
+    taps = _GROUPED_TAPS.get(channels // groups, 0) if filters == channels >= _LEAST_GROUPED and len(kernel) <= 2 else 0
+    if math.prod(kernel) > taps or channels % 8 or max(stride) > 2:
+        return "groups of several channels are faster in cuDNN, but for those of 4, 8, 16 and 32 with few taps"
+    if gradients and max(stride) > 1:
+        return "gradients of groups with strides are faster in cuDNN"
+    return None
+
+
 def _conv_module(module: Any) -> Reason:
+    return groups_reason(module.in_channels, module.out_channels, module.groups, module.kernel_size, module.stride, False)
+
+
+def _conv_transpose_module(module: Any) -> Reason:
     if 1 < module.groups < module.in_channels:
         return "groups of several channels are faster in cuDNN"
     return None
@@ -47,6 +69,10 @@ def _conv_call(module: Any, x: Tensor) -> Reason:
     if used_dtype(x) not in LOW:
         return "convolutions of 32 and 64 bits are as fast in cuDNN"
     weight = module.weight
+    if is_recorded(x, weight):
+        of_groups = groups_reason(module.in_channels, module.out_channels, module.groups, module.kernel_size, module.stride, True)
+        if of_groups is not None:
+            return of_groups
     ones = all(k == 1 for k in module.kernel_size)
     if ones and x.dim() == 4 and weight.requires_grad and torch.is_grad_enabled() and x.is_contiguous():
         return "gradients of 1x1 filters are faster in cuDNN where channels come first"
@@ -169,7 +195,7 @@ def _embedding_call(module: Any, weight: Tensor) -> Reason:
 
 RULES: Dict[str, Rule] = {
     "conv": Rule(_conv_module, _conv_call),
-    "conv_transpose": Rule(_conv_module, _conv_call),
+    "conv_transpose": Rule(_conv_transpose_module, _conv_call),
     "linear": Rule(_linear_module, _linear_call),
     "activation": Rule(call=_activation_call),
     "simple_activation": Rule(_bound_by_bytes),

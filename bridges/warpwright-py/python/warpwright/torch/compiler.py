@@ -22,7 +22,7 @@ from __future__ import annotations
 import operator
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Callable, Collection, Deque, Dict, List, Optional, Tuple
+from typing import Any, Callable, Collection, Deque, Dict, List, Optional, Set, Tuple
 
 import torch
 from torch.fx import GraphModule, Node
@@ -124,8 +124,9 @@ def rewrite(graph: GraphModule, *, enable: Collection[str] = (), disable: Collec
             for function in rule.functions:
                 found.setdefault(function, []).append((kind, rule.decide))
     lines: List[Line] = []
+    gone: Set[Node] = set()
     for node in list(graph.graph.nodes):
-        if node.op != "call_function":
+        if node.op != "call_function" or node in gone:
             continue
         for kind, decide in found.get(node.target, ()):
             elsewhere = _elsewhere(node, emulator)
@@ -135,6 +136,7 @@ def rewrite(graph: GraphModule, *, enable: Collection[str] = (), disable: Collec
                 continue
             lines.append(Line(node.name, kind, about=decision.about))
             _apply(graph.graph, decision)
+            gone.update((*decision.absorbed, decision.at))
             break
     # What nothing reads any more is Inductor's to drop: here calls that write in place look as if nothing did.
     graph.graph.lint()
