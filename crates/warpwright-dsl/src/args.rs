@@ -303,7 +303,7 @@ impl<T: Argument> Argument for Optional<T> {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Extra<T>(
-    /// What a launch of a kernel that has it passes.
+    /// The argument that a launch of a kernel passes which has it.
     pub Option<T>,
 );
 

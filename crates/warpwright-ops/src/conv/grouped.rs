@@ -100,7 +100,7 @@ struct Warp<'k> {
     origin: (U32<'k>, U32<'k>),
 }
 
-/// What sums of a column are multiplied by, and what is added to them.
+/// The factor of a column's sums, and what is added to them.
 struct Ends<'k> {
     scale: Option<F32<'k>>,
     bias: Option<F32<'k>>,

@@ -5,14 +5,14 @@ use super::{Conv, Layout};
 /// A value, and the sum of the magnitudes that make it: the scale of its rounding errors.
 pub type Scaled = (f64, f64);
 
-/// What becomes of sums before an activation.
+/// Factors of sums, and what is added to them, before an activation.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Ends<'a> {
     /// A factor of each filter.
     pub scale: Option<&'a [f64]>,
-    /// What is added to the results of each filter.
+    /// A number for each filter, which is added to its results.
     pub bias: Option<&'a [f64]>,
-    /// What is added to each result.
+    /// A number for each result.
     pub residual: Option<&'a [f64]>,
 }
 

@@ -546,7 +546,7 @@ impl Blocks {
         Some(load_rows(cx.k, self.panel(), from, (place.end, cx.p.n, cx.p.ldy), (place.row, place.col)))
     }
 
-    /// What the pairs of a panel end with by columns, of which two rows have one; `col` is that of the lane's first sum.
+    /// Factors and biases of the pairs of a panel by columns, of which two rows have one; `col` is that of the lane's first sum.
     fn columns<'k, E: Epilogue<'k>>(
         &self,
         epilogue: &E,

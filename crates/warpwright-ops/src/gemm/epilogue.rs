@@ -131,7 +131,7 @@ impl Program {
         self.pair_onto(to, &columns, values, self.residual.then(c))
     }
 
-    /// What two neighbouring columns from `col` on end with, in all rows, as `load` brings it from where it is.
+    /// Factors and biases of two neighbouring columns from `col` on, as `load` brings them from where they are.
     fn columns<'k>(
         self,
         to: &ResultParams<'k>,

@@ -218,7 +218,7 @@ fn defects_of_groups_are_noticed() {
     ]);
 }
 
-/// What a box of results ends with comes to shared memory before it, in the place of the results.
+/// The residual of a box comes to shared memory before its results, in their place.
 #[test]
 #[ignore = "nightly: mutation-products"]
 fn defects_of_ends_of_groups_are_noticed() {

@@ -184,7 +184,7 @@ fn with_ends(conv: Conv) -> ConvDesc {
     ConvDesc { scale: true, bias: true, residual: true, activation, ..ConvDesc::new(conv) }
 }
 
-/// What sums end with is in the launch that makes them.
+/// Factors, biases, residuals and activations are in the launch that makes the sums.
 #[test]
 fn ends_of_sums_take_no_launch_of_their_own() {
     let grouped = Conv { groups: 8, ..square(DType::BF16, [4, 64, 64], 28, 3) };

@@ -38,7 +38,7 @@ struct Tensors {
     y: (OutSlot, u64),
 }
 
-/// What an epilogue reads.
+/// The tensors that an epilogue reads.
 #[derive(Clone)]
 struct Ends {
     bias: In<Elem>,

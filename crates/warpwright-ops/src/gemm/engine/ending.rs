@@ -1,4 +1,4 @@
-//! What becomes of the sums of persistent blocks.
+//! The way from the sums of persistent blocks to results.
 
 use warpwright_dsl::SharedTile;
 use warpwright_dsl::prelude::*;
@@ -31,12 +31,12 @@ pub(crate) trait Epilogue<'k> {
         sums
     }
 
-    /// What is added to the results of [`pair_onto`](Self::pair_onto), which lies as they do, if there is such.
+    /// The tensor that is added to the results of [`pair_onto`](Self::pair_onto) and lies as they do, if there is one.
     fn residual(&self, _to: &ResultParams<'k>) -> Option<Ptr<'k, Read, Elem>> {
         None
     }
 
-    /// What two neighbouring columns from `col` on end with in all rows, where it is loaded once for the lane's two; `None` where
+    /// Factors and biases of two neighbouring columns from `col` on, where they are loaded once for the lane's two rows; `None` where
     /// [`pair`](Self::pair) does so. Of tiles that are stored whole.
     fn columns(&self, _to: &ResultParams<'k>, _col: U32<'k>) -> Option<Columns<'k>> {
         None
