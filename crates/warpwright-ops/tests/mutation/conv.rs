@@ -36,6 +36,16 @@ const SURVIVORS: &[Survivor] = &[
         "bring(&self.corner(next), write)); k.@commit_copies()",
         "blocks have one box each, other than those of f16",
     ),
+    Survivor::equivalent(
+        "_residual",
+        "bring(&self.corner(self.part), self.stages); self.k.@commit_copies()",
+        "the residual's copies are committed with these, and waited for before either is read",
+    ),
+    Survivor::equivalent(
+        "_residual",
+        "|number, (read, write, sums)| { k.@wait_copies(0)",
+        "the wait for the residual is one for what was committed before it",
+    ),
     Survivor::missed("_wgp_", "@publish_mbarriers()", FENCE_OF_COPIES),
     Survivor::equivalent("_apart", ".@ge(self.p.channels)", "a product has one tap"),
     Survivor::equivalent(
