@@ -308,7 +308,7 @@ def test_ranks_are_timed(tmp_path):
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert {row["op"] for row in rows} == {"sync_batch_norm", "parallel_linear", "context_parallel_attention"}
     ours = [row for row in rows if row["who"].startswith(("warpwright", "exchange"))]
-    assert len(ours) == 11 and all(row["us"] > 0 for row in ours), [row for row in ours if "us" not in row]
+    assert len(ours) == 15 and all(row["us"] > 0 for row in ours), [row for row in ours if "us" not in row]
 
 
 def test_a_variant_that_fails_costs_no_other():
