@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod activated;
 mod activation;
 pub mod assembler;
 mod attention;
@@ -106,6 +107,7 @@ const FAMILIES: &[fn(Scope) -> Vec<Case>] = &[
     copy::cases,
     elementwise::cases,
     gemm::cases,
+    activated::cases,
     gated_linear::cases,
     group_norm::cases,
     layer_norm::cases,

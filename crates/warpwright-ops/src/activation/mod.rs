@@ -246,6 +246,26 @@ pub(crate) fn evaluate<'k, A: Float>(activation: Activation, x: Reg<'k, A>, dtyp
     math::forward(activation, x, [x, x], dtype)
 }
 
+/// `dy activation'(x)` in registers, for the same.
+pub(crate) fn differentiate<'k, A: Float>(
+    activation: Activation,
+    (x, dy): (Reg<'k, A>, Reg<'k, A>),
+    dtype: DType,
+) -> Reg<'k, A> {
+    math::backward(activation, x, dy, x, dtype)
+}
+
+/// The gradients of both factors of a unit in registers, for the same.
+pub(crate) fn differentiate_gated<'k, A: Float>(
+    unit: GatedActivation,
+    (gate, up): (Reg<'k, A>, Reg<'k, A>),
+    dy: Reg<'k, A>,
+    dtype: DType,
+) -> (Reg<'k, A>, Reg<'k, A>) {
+    let jet = math::weighted_jet(unit.into(), gate, dtype);
+    (dy * jet.derivative * up, dy * jet.value)
+}
+
 /// A plan with one launch per layout; `build` gives the kernel and its arguments for a layout.
 fn plan_with<O: Operation>(
     op: &'static str,

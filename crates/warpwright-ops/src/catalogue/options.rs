@@ -193,6 +193,8 @@ op_options! {
     scale: bool, ["scale"];
     /// The sums of the rows of the left factor of a product are stored, too
     bias_gradient: bool, ["bias_gradient"];
+    /// Both products of a gated linear unit are stored, too
+    saved: bool, ["saved"];
     /// The function of a product, or of a gate
     activation: Activation = "OP", ["activation=gelu_tanh"];
     /// Sums of products of 8-bit floats stay in the tensor cores

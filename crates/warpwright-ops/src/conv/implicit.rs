@@ -82,7 +82,7 @@ impl Implicit {
         };
         let slices = config.tiles(dtype, a, b);
         let y = if split { DType::F32 } else { dtype };
-        Blocks { slices, part_of_b: slices.1, y, config, store, planes: None }
+        Blocks { slices, part_of_b: slices.1, y, config, store, planes: None, turns: false }
     }
 }
 

@@ -8,7 +8,9 @@
 //! takes for them.
 
 mod ending;
+mod finish;
 mod row_sums;
+mod turns;
 
 use std::rc::Rc;
 
@@ -20,15 +22,15 @@ use warpwright_ptx::ArgValue;
 use warpwright_runtime::LaunchStep;
 
 use super::WIDE;
-use super::epilogue::{Columns, Even, ResultArgs, ResultParams};
+use super::epilogue::ResultArgs;
 use super::groups::{GroupParams, Grouping, Walk};
-use super::rows::{load_rows, place_rows, scatter_rows, scattered_rows, store_rows};
 use super::tuning::PersistentConfig;
 use crate::PlanError;
 use crate::plan;
 
-pub(crate) use ending::{Epilogue, Factors, Pair, ResultPanel};
+pub(crate) use ending::{Epilogue, Factors, Joined, Pair, ResultPanel};
 pub(crate) use row_sums::{RowSums, pieces};
+use turns::Turns;
 
 kernel_args! {
     /// Which tiles there are, and in which order blocks take them.
@@ -54,6 +56,11 @@ kernel_args! {
         /// 1, or 0 where all products have the same matrix.
         batch_a: u32, batch_b: u32,
     }
+}
+
+kernel_args! {
+    /// Where results beside `y` go, which lie as it does.
+    pub(crate) struct BesideArgs => BesideParams { boxes: TensorMapArg, to: Out<Elem> }
 }
 
 /// Threads of a warpgroup.
@@ -103,6 +110,9 @@ pub(crate) struct Blocks {
     /// The factor of an operand's second plane, its matrix behind each of the first, where there are two: elements are the
     /// sums of both. Products of two second planes are left out, and threads add the sums.
     pub(crate) planes: Option<f64>,
+    /// Whether warpgroups take turns: each multiplies a tile of its own, all of its rows, while the others finish theirs. For tiles without
+    /// groups in blocks without clusters.
+    pub(crate) turns: bool,
 }
 
 /// A tile of the result.
@@ -119,6 +129,8 @@ pub(crate) struct Place<'k> {
     pub(crate) steps: U32<'k>,
     /// Of a group's, the first and the one behind its last.
     common: Option<(U32<'k>, U32<'k>)>,
+    /// The number of the tile.
+    tile: U32<'k>,
 }
 
 /// A slice of both operands on its way: where it goes, and what counts its bytes.
@@ -173,6 +185,11 @@ impl<'k> Context<'k> {
         (a, a + self.a.bytes())
     }
 
+    /// The state behind the slices of a tile that another warpgroup multiplies.
+    fn passed(&self, place: Place<'k>, state: PipelineState<'k>) -> PipelineState<'k> {
+        self.k.fold(self.k.range(0, place.steps, 1), state, |_, state| self.pipeline.next(state))
+    }
+
     /// Runs `body` for each tile of the block, and hands on the state of the pipeline.
     fn for_each_tile(
         &self,
@@ -197,7 +214,7 @@ impl<'k> Context<'k> {
                     let steps = group.lt(groups.groups).select(p.steps, 0);
                     let row = down.mul_add(config.rows, begin);
                     let (col, matrix) = (across * config.cols, k.lit(0u32));
-                    let place = Place { row, col, end, batch: group, matrix, steps, common: None };
+                    let place = Place { row, col, end, batch: group, matrix, steps, common: None, tile };
                     let state = body(place, state);
                     let next = tile + clusters;
                     (next, find(next, walk), state)
@@ -219,6 +236,7 @@ impl<'k> Context<'k> {
                 matrix: batch,
                 steps: p.steps,
                 common: None,
+                tile,
             };
             if let Some(loader) = &self.loader {
                 return body(Place { steps: loader.steps(&place), ..place }, state);
@@ -254,7 +272,7 @@ impl Blocks {
 
     /// Slabs of 64 rows of a warpgroup.
     fn slabs(&self) -> u32 {
-        self.config.rows / SLAB / self.groups()
+        self.config.rows / SLAB / if self.turns { 1 } else { self.groups() }
     }
 
     fn panel(&self) -> OutputPanel {
@@ -309,6 +327,10 @@ impl Blocks {
         let (k, config) = (cx.k, self.config);
         let lane = k.lane_idx();
         let group = k.thread_idx() / GROUP;
+        let turns = self.turns.then(|| Turns { k, group, groups: self.groups() });
+        if let Some(turns) = turns {
+            turns.begin();
+        }
         cx.for_each_tile(config, |place, state| {
             let added = match self.planes {
                 Some(factor) => Some(self.multiply_planes(cx, factor, (group, lane), place, state)),
@@ -318,18 +340,17 @@ impl Blocks {
                 None => None,
             };
             if let Some((state, sums)) = added {
-                self.finish(cx, epilogue, &sums, Place { row: place.row + group * SLAB, ..place }, None);
+                self.finish(cx, epilogue, sums, Place { row: place.row + group * SLAB, ..place }, None);
                 return state;
             }
-            let first = place.row + group * (self.slabs() * SLAB);
+            let first = if self.turns { place.row } else { place.row + group * (self.slabs() * SLAB) };
             let whole = || {
                 // Products hide how long what is added to the first panel takes to arrive.
                 let mut loaded = self.addends(cx, epilogue, Place { row: first, ..place });
-                let (state, sums) = self.multiply(cx, (group, lane), place, state);
+                let (state, sums) = self.multiply(cx, (group, lane), turns, place, state);
                 for (slab, sums) in (0..).zip(&sums) {
                     let row = if slab > 0 { first + slab * SLAB } else { first };
-                    let (pairs, col) = epilogue.joined(self.y, self.pairs(sums), place.col);
-                    self.finish(cx, epilogue, &pairs, Place { row, col, ..place }, loaded.take());
+                    self.finish(cx, epilogue, self.pairs(sums), Place { row, ..place }, loaded.take());
                 }
                 state
             };
@@ -338,9 +359,15 @@ impl Blocks {
                 Some((Grouping::M, _)) => {
                     k.if_else(first.lt(place.end), whole, || self.skip(cx, lane, place, state))
                 }
-                _ => whole(),
+                _ => match turns {
+                    Some(turns) => k.if_else(turns.is_mine(place), whole, || cx.passed(place, state)),
+                    None => whole(),
+                },
             }
         });
+        if let Some(turns) = turns {
+            turns.end(cx.p.order.tiles);
+        }
         if self.store != Store::Rows {
             k.wait_stores(0);
         }
@@ -376,10 +403,14 @@ impl Blocks {
         &self,
         cx: &Context<'k>,
         (group, lane): (U32<'k>, U32<'k>),
+        turns: Option<Turns<'k>>,
         place: Place<'k>,
         state: PipelineState<'k>,
     ) -> (PipelineState<'k>, Vec<WarpgroupSums<'k>>) {
         let (k, config) = (cx.k, self.config);
+        if let Some(turns) = turns {
+            turns.wait();
+        }
         let zero = |_| WarpgroupSums::zero_of(k, config.cols, cx.a.dtype);
         let zero: Vec<_> = (0..self.slabs()).map(zero).collect();
         let first = (state, state, zero);
@@ -389,7 +420,7 @@ impl Blocks {
             if let Some((begin, end)) = place.common {
                 self.clear_others(cx, (at_a, at_b), end - begin - step * cx.a.depth);
             }
-            let of_group = at_a + group * cx.a.part(SLAB * self.slabs());
+            let of_group = if self.turns { at_a } else { at_a + group * cx.a.part(SLAB * self.slabs()) };
             for (slab, sums) in (0..).zip(&sums) {
                 let a = of_group + cx.a.part(SLAB * slab);
                 sums.add_products((cx.a, cx.a.descriptor(a)), (cx.b, cx.b.descriptor(at_b)));
@@ -399,6 +430,9 @@ impl Blocks {
             k.if_(step.gt(0), || self.release(cx, lane, before));
             (cx.pipeline.next(state), state, sums)
         });
+        if let Some(turns) = turns {
+            turns.pass();
+        }
         sums[0].wait(0);
         if cx.groups.is_some() {
             k.if_(place.steps.gt(0), || self.release(cx, lane, last));
@@ -525,134 +559,6 @@ impl Blocks {
         (0..).zip(self.places()).map(pair).collect()
     }
 
-    /// The results at `place`: where those of its matrix begin.
-    fn results<'k>(&self, cx: &Context<'k>, place: Place<'k>) -> ResultParams<'k> {
-        let ResultParams { c, y, .. } = cx.p.to;
-        let matrix = place.matrix.to_u64() * cx.p.stride_y;
-        ResultParams { c: c.at(matrix), y: y.at(matrix), ..cx.p.to }
-    }
-
-    /// Loads what an epilogue adds to the panel at `place`, where panels hold it: elements of 16 bits whose rows begin at multiples of 16 bytes.
-    fn addends<'k, E: Epilogue<'k>>(
-        &self,
-        cx: &Context<'k>,
-        epilogue: &E,
-        place: Place<'k>,
-    ) -> Option<Vec<Lanes<'k, u32>>> {
-        if self.store != Store::Panels || self.y.bytes() != 2 {
-            return None;
-        }
-        let from = epilogue.residual(&self.results(cx, place))?;
-        Some(load_rows(cx.k, self.panel(), from, (place.end, cx.p.n, cx.p.ldy), (place.row, place.col)))
-    }
-
-    /// Factors and biases of the pairs of a panel by columns, of which two rows have one; `col` is that of the lane's first sum.
-    fn columns<'k, E: Epilogue<'k>>(
-        &self,
-        epilogue: &E,
-        to: &ResultParams<'k>,
-        pairs: &[Pair<'k>],
-        col: U32<'k>,
-    ) -> Option<Vec<Columns<'k>>> {
-        let of = |both: &[Pair<'k>]| epilogue.columns(to, col + both[0].1);
-        if self.store == Store::Panels { pairs.chunks(2).map(of).collect() } else { None }
-    }
-
-    /// Stores the results of 64 rows, whose sums a warpgroup has, and what is added to the first panel if it has been loaded.
-    fn finish<'k, E: Epilogue<'k>>(
-        &self,
-        cx: &Context<'k>,
-        epilogue: &E,
-        pairs: &[Pair<'k>],
-        place: Place<'k>,
-        mut loaded: Option<Vec<Lanes<'k, u32>>>,
-    ) {
-        let (k, p, panel) = (cx.k, cx.p, self.panel());
-        let to = self.results(cx, place);
-        let group = k.thread_idx() / GROUP;
-        let leader = (k.thread_idx() % GROUP).eq(0);
-        let (down, right) = k.accumulator_origin();
-        let down = down + (k.warp_idx() & 3) * 16;
-        let rows = epilogue.rows(place.batch, &|slot| place.row + down + slot);
-        let even = Even { rows: self.store != Store::Rows, bias: true };
-        let scattered = cx.loader.as_ref().and_then(|loader| {
-            let rows = scattered_rows(k).map(|row| (row, place.row + row));
-            rows.map(|(row, of_y)| Some((row, of_y.lt(place.end), loader.row(of_y)?)))
-                .collect::<Option<Vec<_>>>()
-        });
-        let (pairs_of_tile, per_panel) = (pairs.len(), (panel.cols() / 4) as usize);
-        for (chunk, pairs) in (0..).zip(pairs.chunks(per_panel)) {
-            let at =
-                cx.panels + group.mul_add(PANELS * OutputPanel::BYTES, chunk % PANELS * OutputPanel::BYTES);
-            let col = place.col + chunk * panel.cols();
-            let addends = loaded.take().or_else(|| self.addends(cx, epilogue, Place { col, ..place }));
-            let columns = self.columns(epilogue, &to, pairs, place.col + right);
-            let ended = |residual: Option<Vec<[F32<'k>; 2]>>| -> Vec<F32<'k>> {
-                let result = |(i, &(slot, col, pair)): (usize, &Pair<'k>)| match &columns {
-                    // The lane's rows follow one another.
-                    Some(columns) => {
-                        epilogue.pair_onto(&to, &columns[i / 2], pair, residual.as_ref().map(|all| all[i]))
-                    }
-                    None => {
-                        let (row, col) = (place.row + down + slot, place.col + right + col);
-                        epilogue.pair(&to, &rows, ((row, slot), col), pair, even)
-                    }
-                };
-                pairs.iter().enumerate().flat_map(result).collect()
-            };
-            // The panel brings what is added, once it is free.
-            let values = if addends.is_some() { Vec::new() } else { ended(None) };
-            let mend = || {
-                let (tile, right) = (panel.tile(at), chunk * panel.cols());
-                let panel = ResultPanel { tile, row: place.row, col, right, batch: place.batch };
-                epilogue.mend(&to, &rows, &panel, pairs);
-            };
-            let by_rows = || match &scattered {
-                Some(rows) => scatter_rows(k, panel, at, to.y, rows, (col, p.n)),
-                None => store_rows(k, panel, at, to.y, (place.end, p.n, p.ldy), (place.row, col)),
-            };
-            if self.store == Store::Rows {
-                // A warp stores the rows that it has written.
-                k.warp_barrier();
-                panel.put(at, &values);
-                mend();
-                k.warp_barrier();
-                by_rows();
-                continue;
-            }
-            // The panel may still be on its way to memory; panels alternate unless a tile ends with the one that the next begins with.
-            let alternate = pairs_of_tile.is_multiple_of(PANELS as usize * per_panel);
-            k.if_(leader, || k.wait_stores(if alternate { PANELS - 1 } else { 0 }));
-            k.barrier_of(group + MEETING, GROUP);
-            let values = match addends {
-                Some(addends) => {
-                    if (chunk as usize + 1) * per_panel < pairs_of_tile {
-                        loaded = self.addends(cx, epilogue, Place { col: col + panel.cols(), ..place });
-                    }
-                    place_rows(k, panel, at, addends);
-                    ended(Some(panel.take(at)))
-                }
-                None => values,
-            };
-            panel.put(at, &values);
-            mend();
-            k.fence_shared_copies();
-            k.barrier_of(group + MEETING, GROUP);
-            let copy = || p.y_boxes.store(at, &[col, place.row, place.matrix]);
-            if self.store == Store::Whole {
-                let whole = (place.row + SLAB).le(place.end);
-                k.if_else(whole, || k.if_(leader, copy), by_rows);
-                // One group for each panel, so that as many may be left: an empty one where warps have stored it.
-                k.if_(leader, || k.commit_stores());
-            } else {
-                k.if_(leader, || {
-                    copy();
-                    k.commit_stores();
-                });
-            }
-        }
-    }
-
     /// Threads of a block.
     pub(crate) fn threads(&self) -> u32 {
         (self.groups() + 1) * GROUP
@@ -704,7 +610,8 @@ impl Blocks {
         let pipeline = k.mbarrier_pipeline(self.config.stages);
         let cx = Context { k, p, groups, loader, a, b, slices, panels, pipeline };
         k.if_(k.thread_idx().eq(0), || {
-            pipeline.init_in_cluster(k, self.groups() * (GROUP / WARP) + u32::from(sums.is_some()));
+            let reading = if self.turns { 1 } else { self.groups() };
+            pipeline.init_in_cluster(k, reading * (GROUP / WARP) + u32::from(sums.is_some()));
             k.publish_mbarriers();
         });
         let meet = || if self.config.cluster > 1 { k.cluster_barrier() } else { k.barrier() };

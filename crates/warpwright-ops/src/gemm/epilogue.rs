@@ -185,7 +185,7 @@ pub(crate) struct Columns<'k> {
 }
 
 /// Two neighbours of which the first is at column `col` of `n`, zeros where there are none; pairs lie at multiples of their size if `even`.
-fn pair_at<'k>(
+pub(super) fn pair_at<'k>(
     from: Ptr<'k, Read, Elem>,
     there: Option<Pred<'k>>,
     (col, n): (U32<'k>, U32<'k>),

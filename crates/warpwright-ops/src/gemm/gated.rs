@@ -1,4 +1,4 @@
-//! Gated linear units, `y = activation(x gate^T) * (x up^T)` (Shazeer 2020, arXiv:2002.05202), as one product.
+//! Gated linear units, `y = activation(x gate^T + gate_bias) * (x up^T + up_bias)` (Shazeer 2020, arXiv:2002.05202), as one product.
 //!
 //! On sm_90 a tile has as many columns of the gate as of the other factor, of the same results: slices of both weights lie one behind the other
 //! in shared memory, and a thread has the two sums of a result, so that neither product goes to memory. Elsewhere, in f32 and f64, and where
@@ -9,8 +9,11 @@ use warpwright_dsl::{PanelTile, TensorMapArg, TensorMapParam, kernel_args};
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::LaunchStep;
 
-use super::engine::{Arriving, Blocks, Epilogue, Loader, Pair, Place, Store, WorkArgs, WorkParams};
-use super::epilogue::{ResultArgs, sums_dtype};
+use super::engine::{
+    Arriving, BesideArgs, BesideParams, Blocks, Epilogue, Joined, Loader, Pair, Place, Store, WorkArgs,
+    WorkParams,
+};
+use super::epilogue::{Even, ResultArgs, ResultParams, pair_at, sums_dtype};
 use super::lengths::Matrices;
 use super::tuning::{self, PersistentConfig, Shape};
 use super::{GemmDesc, MAX_BOX_STRIDE, MAX_SIDE, Part, WIDE};
@@ -24,7 +27,7 @@ use crate::tensors::tensors;
 /// The name of the operation.
 pub(super) const OP: &str = "gated_linear";
 
-/// `y = activation(x gate^T) * (x up^T)`, of matrices without gaps.
+/// `y = activation(gate_out) * up_out` of `gate_out = x gate^T + gate_bias` and `up_out = x up^T + up_bias`, of matrices without gaps.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct GatedLinearDesc {
     /// Element type of all tensors.
@@ -37,6 +40,10 @@ pub struct GatedLinearDesc {
     pub out_features: usize,
     /// The unit.
     pub activation: GatedActivation,
+    /// Whether there are biases of both products.
+    pub bias: bool,
+    /// Whether both products are results, too: the gradients need them.
+    pub saved: bool,
 }
 
 tensors! {
@@ -48,6 +55,14 @@ tensors! {
         gate: In,
         /// The weight of the other factor, of the same shape.
         up: In,
+        /// The vector that is added to every row of `x gate^T`, `[out_features]`.
+        gate_bias: Option<In>,
+        /// The same of the other factor.
+        up_bias: Option<In>,
+        /// The argument of the activation, `[rows, out_features]`.
+        gate_out: Option<Out>,
+        /// The other factor, of the same shape.
+        up_out: Option<Out>,
         /// The result, `[rows, out_features]`.
         y: Out,
         /// Scratch memory, if the plan needs some.
@@ -73,7 +88,7 @@ impl GatedProduct {
     fn blocks(&self) -> Blocks {
         let Self { dtype, config, store, .. } = *self;
         let (slices, part_of_b) = (config.tiles(dtype, Major::K, Major::K), self.half());
-        Blocks { slices, part_of_b, y: dtype, config, store, planes: None }
+        Blocks { slices, part_of_b, y: dtype, config, store, planes: None, turns: false }
     }
 
     /// The slice of a weight: half of that of a tile's columns.
@@ -98,6 +113,94 @@ impl KernelDef for GatedProduct {
     fn build<'k>(&self, k: K<'k>, GatedProductParams { work, up }: GatedProductParams<'k>) {
         let weights = Weights { work, up, a: self.blocks().slices.0, half: self.half() };
         self.blocks().record_loading(k, work, weights, &Unit(self.activation));
+    }
+}
+
+kernel_args! {
+    /// The same with biases, and with both factors as results.
+    pub(super) struct FactorsArgs => FactorsParams {
+        product: GatedProductArgs, up_bias: In<Elem>, gate: BesideArgs, up: BesideArgs,
+    }
+}
+
+/// Such a product of factors that have biases, or are stored.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GatedFactors {
+    pub(super) product: GatedProduct,
+    pub(super) bias: bool,
+    pub(super) saved: bool,
+}
+
+impl KernelDef for GatedFactors {
+    type Args = FactorsArgs;
+
+    fn spec(&self) -> KernelSpec {
+        let spec = self.product.spec();
+        let [bias, saved] =
+            [(self.bias, "_bias"), (self.saved, "_saved")].map(|(is, name)| if is { name } else { "" });
+        KernelSpec { name: format!("{}{bias}{saved}", spec.name), ..spec }
+    }
+
+    fn build<'k>(&self, k: K<'k>, FactorsParams { product, up_bias, gate, up }: FactorsParams<'k>) {
+        let GatedProductParams { work, up: of_up } = product;
+        let blocks = self.product.blocks();
+        let weights = Weights { work, up: of_up, a: blocks.slices.0, half: self.product.half() };
+        let epilogue = Factors {
+            unit: Unit(self.product.activation),
+            cols: work.n,
+            up_bias: self.bias.then_some(up_bias),
+            beside: if self.saved { vec![gate, up] } else { Vec::new() },
+        };
+        blocks.record_loading(k, work, weights, &epilogue);
+    }
+}
+
+/// The epilogue of a unit whose factors have biases, or are stored.
+struct Factors<'k> {
+    unit: Unit,
+    /// Columns of the results.
+    cols: U32<'k>,
+    up_bias: Option<Ptr<'k, Read, Elem>>,
+    beside: Vec<BesideParams<'k>>,
+}
+
+impl<'k> Epilogue<'k> for Factors<'k> {
+    type Rows = ();
+
+    fn rows(&self, _: U32<'k>, _: &dyn Fn(u32) -> U32<'k>) {}
+
+    fn joined(&self, _: DType, sums: Vec<Pair<'k>>, col: U32<'k>) -> (Vec<Joined<'k>>, U32<'k>) {
+        let (gates, ups) = sums.split_at(sums.len() / 2);
+        let both =
+            gates.iter().zip(ups).map(|(&(down, right, gate), (.., up))| (down, right, vec![gate, *up]));
+        (both.collect(), col >> 1)
+    }
+
+    fn beside(&self) -> Vec<BesideParams<'k>> {
+        self.beside.clone()
+    }
+
+    fn results(
+        &self,
+        to: &ResultParams<'k>,
+        (): &(),
+        (_, col): ((U32<'k>, u32), U32<'k>),
+        sums: &[[F32<'k>; 2]],
+        even: Even,
+    ) -> Vec<[F32<'k>; 2]> {
+        let mut factors = [sums[0], sums[1]];
+        if let Some(up_bias) = self.up_bias {
+            for (factor, bias) in factors.iter_mut().zip([to.bias, up_bias]) {
+                let bias = pair_at(bias.at(col), None, (col, self.cols), even.bias);
+                *factor = [0, 1].map(|i| factor[i] + bias[i]);
+            }
+        }
+        if self.beside.is_empty() { vec![self.last(to.y.dtype(), &factors)] } else { factors.to_vec() }
+    }
+
+    fn last(&self, dtype: DType, factors: &[[F32<'k>; 2]]) -> [F32<'k>; 2] {
+        let [gate, up] = [factors[0], factors[1]];
+        [0, 1].map(|i| self.unit.of(gate[i], up[i], dtype))
     }
 }
 
@@ -133,18 +236,23 @@ impl<'k> Loader<'k> for Weights<'k> {
 /// The epilogue: half of the columns are gates of the others.
 struct Unit(GatedActivation);
 
+impl Unit {
+    fn of<'k>(&self, gate: F32<'k>, up: F32<'k>, dtype: DType) -> F32<'k> {
+        evaluate(self.0.activation(), gate, dtype) * up
+    }
+}
+
 impl<'k> Epilogue<'k> for Unit {
     type Rows = ();
 
     fn rows(&self, _: U32<'k>, _: &dyn Fn(u32) -> U32<'k>) {}
 
-    fn joined(&self, dtype: DType, sums: Vec<Pair<'k>>, col: U32<'k>) -> (Vec<Pair<'k>>, U32<'k>) {
+    fn joined(&self, dtype: DType, sums: Vec<Pair<'k>>, col: U32<'k>) -> (Vec<Joined<'k>>, U32<'k>) {
         let (gates, ups) = sums.split_at(sums.len() / 2);
-        let unit = |gate: F32<'k>, up: F32<'k>| evaluate(self.0.activation(), gate, dtype) * up;
-        let joined = gates
-            .iter()
-            .zip(ups)
-            .map(|(&(down, right, gate), (.., up))| (down, right, [0, 1].map(|i| unit(gate[i], up[i]))));
+        let unit = |gate, up| self.of(gate, up, dtype);
+        let joined = gates.iter().zip(ups).map(|(&(down, right, gate), (.., up))| {
+            (down, right, vec![[0, 1].map(|i| unit(gate[i], up[i]))])
+        });
         (joined.collect(), col >> 1)
     }
 }
@@ -157,8 +265,8 @@ pub(super) fn has_panels(config: &PersistentConfig) -> bool {
 impl GatedLinearDesc {
     /// One of its products.
     const fn product(&self) -> GemmDesc {
-        let Self { dtype, rows, in_features, out_features, .. } = *self;
-        GemmDesc::new(dtype, [rows, out_features, in_features], false, true)
+        let Self { dtype, rows, in_features, out_features, bias, .. } = *self;
+        GemmDesc { bias, ..GemmDesc::new(dtype, [rows, out_features, in_features], false, true) }
     }
 
     /// Elements of `x`, a weight and `y`.
@@ -206,7 +314,7 @@ impl GatedLinearDesc {
 
     /// The one launch.
     fn launch_fused(&self, target: Target, config: PersistentConfig) -> Result<LaunchStep, PlanError> {
-        let Self { dtype, rows, in_features, out_features, activation } = *self;
+        let Self { dtype, rows, in_features, out_features, activation, bias, saved } = *self;
         let store = self.product().store();
         let kernel = GatedProduct { dtype, config, store, activation };
         let blocks = kernel.blocks();
@@ -217,13 +325,15 @@ impl GatedLinearDesc {
         let map = |x: &In<Elem>, tile: PanelTile, outer: usize| {
             TensorMapArg::over(x, tile.map((outer as u64, in_features as u64), row(in_features), &[]))
         };
-        let y = GatedLinearArgs::y.arg();
-        let (sizes, leading) = ((rows as u64, out_features as u64), row(out_features));
+        let y: Out<Elem> = GatedLinearArgs::y.arg();
+        let boxes_of = |to: &Out<Elem>| {
+            blocks.boxes_of_results(to, (rows as u64, out_features as u64), row(out_features), (1, WIDE))
+        };
         let work = WorkArgs {
             a: map(&GatedLinearArgs::x.arg(), blocks.slices.0, rows),
             b: map(&GatedLinearArgs::gate.arg(), kernel.half(), out_features),
-            y_boxes: blocks.boxes_of_results(&y, sizes, leading, (1, WIDE)),
-            to: ResultArgs::new(In::address(0), In::address(0), y),
+            y_boxes: boxes_of(&y),
+            to: ResultArgs::new(In::address(0), self.bias(GatedLinearArgs::gate_bias.arg()), y.clone()),
             m: small(rows),
             n: small(out_features),
             steps: small(in_features).div_ceil(blocks.slices.0.depth),
@@ -234,25 +344,51 @@ impl GatedLinearDesc {
             batch_b: 0,
         };
         let up = map(&GatedLinearArgs::up.arg(), kernel.half(), out_features);
-        blocks.launch(OP, target, &kernel, grid, GatedProductArgs { work, up }.values())
+        let product = GatedProductArgs { work, up };
+        if !(bias || saved) {
+            return blocks.launch(OP, target, &kernel, grid, product.values());
+        }
+        // Where a factor is not stored it has a map all the same.
+        let beside = |to: Out<Elem>| {
+            let to = if saved { to } else { y.clone() };
+            BesideArgs { boxes: boxes_of(&to), to }
+        };
+        let (gate, up) = (beside(GatedLinearArgs::gate_out.arg()), beside(GatedLinearArgs::up_out.arg()));
+        let up_bias = self.bias(GatedLinearArgs::up_bias.arg());
+        let values = FactorsArgs { product, up_bias, gate, up }.values();
+        blocks.launch(OP, target, &GatedFactors { product: kernel, bias, saved }, grid, values)
     }
 
-    /// The launches of both products and the unit, and the bytes of their workspace: the gates are where `y` will be.
+    /// A bias, if there are some.
+    fn bias(&self, argument: In<Elem>) -> In<Elem> {
+        if self.bias { argument } else { In::address(0) }
+    }
+
+    /// The launches of both products and the unit, and the bytes of their workspace. Factors that are not stored are where `y` will be and in
+    /// the workspace.
     fn launches_apart(&self, target: Target, alignment: u64) -> Result<(Vec<LaunchStep>, u64), PlanError> {
         type Args<'a> = GatedLinearArgs<'a>;
-        let Self { dtype, rows, out_features, activation, .. } = *self;
+        let Self { dtype, rows, out_features, activation, saved, .. } = *self;
         let plan = self.product().plan(target)?;
         let len = rows.saturating_mul(out_features);
         let ups = (len as u64).saturating_mul(dtype.bytes() as u64).next_multiple_of(WIDE);
-        let product = |b: In<Elem>, y: Out<Elem>| {
-            let (a, bias, workspace) = (Args::x.arg(), In::address(0), Args::workspace.arg_at(ups));
-            Part { a, b, bias, y, workspace }.steps(&plan, alignment)
+        let ups = if saved { 0 } else { ups };
+        let product = |b: In<Elem>, bias: In<Elem>, y: Out<Elem>| {
+            let (a, workspace) = (Args::x.arg(), Args::workspace.arg_at(ups));
+            Part { a, b, bias: self.bias(bias), y, workspace }.steps(&plan, alignment)
         };
-        let mut steps = product(Args::gate.arg(), Args::y.arg());
-        steps.extend(product(Args::up.arg(), Args::workspace.arg()));
+        let ((to_gate, gate), (to_up, up)) = if saved {
+            let read = (Args::gate_out.written::<Elem>(), Args::up_out.written::<Elem>());
+            ((Args::gate_out.arg(), read.0), (Args::up_out.arg(), read.1))
+        } else {
+            let read = (Args::y.written::<Elem>(), Args::workspace.written::<Elem>());
+            ((Args::y.arg(), read.0), (Args::workspace.arg(), read.1))
+        };
+        let mut steps = product(Args::gate.arg(), Args::gate_bias.arg(), to_gate);
+        steps.extend(product(Args::up.arg(), Args::up_bias.arg(), to_up));
         let places = [
-            (value_of(&GatedArgs::gate.arg::<Elem>()), value_of(&Args::y.written::<Elem>())),
-            (value_of(&GatedArgs::up.arg::<Elem>()), value_of(&Args::workspace.written::<Elem>())),
+            (value_of(&GatedArgs::gate.arg::<Elem>()), value_of(&gate)),
+            (value_of(&GatedArgs::up.arg::<Elem>()), value_of(&up)),
             (value_of(&GatedArgs::y.arg::<Elem>()), value_of(&Args::y.arg::<Elem>())),
         ];
         steps.extend(GatedDesc { activation, dtype, len }.plan(target)?.embedded(alignment, &places));
@@ -281,6 +417,10 @@ impl GatedLinearDesc {
             GatedLinearArgs::x.holds(dtype, x),
             GatedLinearArgs::gate.holds(dtype, weight),
             GatedLinearArgs::up.holds(dtype, weight),
+            GatedLinearArgs::gate_bias.holds(dtype, self.out_features).optional(self.bias),
+            GatedLinearArgs::up_bias.holds(dtype, self.out_features).optional(self.bias),
+            GatedLinearArgs::gate_out.holds(dtype, y).optional(self.saved),
+            GatedLinearArgs::up_out.holds(dtype, y).optional(self.saved),
             GatedLinearArgs::y.holds(dtype, y),
             GatedLinearArgs::workspace.scratch(sums, scratch),
         ]);

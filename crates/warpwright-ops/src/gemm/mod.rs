@@ -17,11 +17,13 @@
 //! `dy`, comes with `db` where [`bias_gradient`](GemmDesc::bias_gradient) asks for it: on sm_90 a warp of the blocks of large products adds up
 //! the slices that are there to be multiplied; elsewhere another launch reads `dy` once more.
 
+mod activated;
 pub(crate) mod engine;
 pub(crate) mod epilogue;
 mod f16x3;
 mod functions;
 mod gated;
+mod gated_backward;
 pub(crate) mod groups;
 pub(crate) mod kernel;
 mod lengths;
@@ -51,14 +53,18 @@ use crate::reduce::{ReduceArgs, ReduceDesc, ReduceFunction};
 use crate::tensors::tensors;
 use crate::{Binding, PlanError};
 
+pub use activated::{
+    ActivationLinearBackwardArgs, ActivationLinearBackwardDesc, LinearActivationArgs, LinearActivationDesc,
+};
 use epilogue::{EpilogueArgs, ResultArgs};
 pub use functions::*;
 pub use gated::{GatedLinearArgs, GatedLinearDesc};
+pub use gated_backward::{GatedActivationLinearBackwardArgs, GatedActivationLinearBackwardDesc};
 use kernel::Gemm;
 pub(crate) use lengths::{Lengths, Matrices};
 use pack::{Operands, Source};
 pub(crate) use part::Part;
-use tuning::{Access, Choice, Config, Shape, Sums};
+use tuning::{Access, Choice, Config, PersistentConfig, Shape, Sums};
 use warpgroup::WarpgroupGemm;
 
 /// The name of the operation.
@@ -260,6 +266,9 @@ pub(crate) const MAX_LAYERS: usize = 65_535;
 /// Rows, columns and common dimension that the kernels count.
 pub(crate) const MAX_SIDE: usize = i32::MAX as usize;
 
+/// Tiles along the columns that share the sums of the same rows, at least.
+const LEAST_ACROSS: usize = 4;
+
 /// Bytes from one row or matrix to the next that a tensor map cannot describe any more.
 pub(crate) const MAX_BOX_STRIDE: usize = 1 << 40;
 
@@ -408,6 +417,13 @@ impl GemmDesc {
         Ok(Plan::new(PlanParts { op: OP, direction, target, tensors, variants, workspace_bytes }))
     }
 
+    /// Whether `dbias` comes with the product: where few tiles along the columns share the rows, the warp that adds them up is slower than the
+    /// tensor cores.
+    fn sums_beside(&self, config: Config) -> bool {
+        let across = |config: PersistentConfig| self.n.div_ceil(config.cols as usize);
+        self.bias_gradient && config.persistent().is_some_and(|config| across(config) >= LEAST_ACROSS)
+    }
+
     /// The launches of `dbias` behind those of the product by `choice`, which may give it itself, and the elements of the workspace, which
     /// the product no longer needs.
     fn sums_of_rows(
@@ -417,7 +433,7 @@ impl GemmDesc {
         alignment: u64,
         steps: &mut Vec<LaunchStep>,
     ) -> Result<usize, PlanError> {
-        if !self.bias_gradient || choice.is_some_and(|choice| choice.config.persistent().is_some()) {
+        if !self.bias_gradient || choice.is_some_and(|choice| self.sums_beside(choice.config)) {
             return Ok(0);
         }
         let desc = ReduceDesc {

@@ -7,7 +7,7 @@ use warpwright_runtime::LaunchStep;
 
 use super::engine::{self, Blocks, Epilogue, OrderArgs, RowSums, Store, WorkArgs};
 use super::epilogue::{Columns, Even, Program, ResultArgs, ResultParams};
-use super::tuning::PersistentConfig;
+use super::tuning::{Config, PersistentConfig};
 use super::{GemmArgs, GemmDesc, MAX_BOX_STRIDE, OP, Product};
 use crate::PlanError;
 use crate::plan::{self, small};
@@ -30,10 +30,18 @@ pub(super) struct PersistentGemm {
 }
 
 impl PersistentGemm {
-    fn blocks(&self) -> Blocks {
+    pub(super) fn blocks(&self) -> Blocks {
         let Self { dtype, a, b, config, store, .. } = *self;
         let part_of_b = config.part_of_b(dtype, b);
-        Blocks { slices: config.tiles(dtype, a, b), part_of_b, y: dtype, config, store, planes: None }
+        Blocks {
+            slices: config.tiles(dtype, a, b),
+            part_of_b,
+            y: dtype,
+            config,
+            store,
+            planes: None,
+            turns: false,
+        }
     }
 
     fn finish<'k>(&self, PersistentParams { work, alpha, beta }: PersistentParams<'k>) -> Finish<'k> {
@@ -162,7 +170,7 @@ impl GemmDesc {
         let (work, grid) = self.work(target, &blocks, maps, to, count)?;
         let pieces = engine::pieces(config.rows, work.order.across);
         let product = PersistentArgs { work, alpha: self.alpha.get() as f32, beta: self.beta.get() as f32 };
-        if self.bias_gradient {
+        if self.sums_beside(Config::Persistent(config)) {
             let values = SummingArgs { product, dbias: GemmArgs::dbias.arg(), pieces }.values();
             return blocks.launch(OP, target, &SummingGemm(kernel), grid, values);
         }

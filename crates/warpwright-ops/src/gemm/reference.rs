@@ -1,10 +1,16 @@
 //! The definition in plain f64 Rust.
 
-use super::{GatedLinearDesc, GemmDesc};
+use super::{
+    ActivationLinearBackwardDesc, GatedActivationLinearBackwardDesc, GatedLinearDesc, GemmDesc,
+    LinearActivationDesc,
+};
 use crate::activation::reference as activation;
 
 /// A value, and the sum of the magnitudes that make it: the scale of its rounding errors.
 pub type Scaled = (f64, f64);
+
+/// No slope of an activation is above this.
+const STEEPEST: f64 = 1.13;
 
 /// The sum of the products of two vectors, and that of their magnitudes.
 pub(crate) fn dot(a: &[f64], b: &[f64]) -> Scaled {
@@ -17,12 +23,35 @@ pub(crate) fn dot(a: &[f64], b: &[f64]) -> Scaled {
     (sum, scale)
 }
 
-/// `activation(x gate^T) * (x up^T)` of a row of `x` and rows of both weights.
-pub fn gated_linear(desc: &GatedLinearDesc, x: &[f64], gate: &[f64], up: &[f64]) -> Scaled {
-    let ((gate, of_gate), (up, of_up)) = (dot(x, gate), dot(x, up));
+/// `x gate^T`, `x up^T` and `activation(x gate^T) * (x up^T)` of a row of `x` and rows of both weights, with what is added to either product.
+pub fn gated_linear(
+    desc: &GatedLinearDesc,
+    x: &[f64],
+    (gate, up): (&[f64], &[f64]),
+    biases: [f64; 2],
+) -> [Scaled; 3] {
+    let with = |weight: &[f64], bias: f64| {
+        let (sum, scale) = dot(x, weight);
+        (sum + bias, scale + bias.abs())
+    };
+    let [(gate, of_gate), (up, of_up)] = [with(gate, biases[0]), with(up, biases[1])];
     let f = activation::forward(desc.activation.activation(), gate);
-    // No slope is above 1.13.
-    (f * up, (f * up).abs() + f.abs() * of_up + 1.13 * up.abs() * of_gate)
+    let scale = (f * up).abs() + f.abs() * of_up + STEEPEST * up.abs() * of_gate;
+    [(gate, of_gate), (up, of_up), (f * up, scale)]
+}
+
+/// The gradients of `gate` and `up`, whose elements at (`row`, `col`) these are, in turn.
+pub fn gated_activation_linear_backward(
+    desc: &GatedActivationLinearBackwardDesc,
+    (dy, weight): (&[f64], &[f64]),
+    (gate, up): (f64, f64),
+    (row, col): (usize, usize),
+) -> [Scaled; 2] {
+    let (sum, scale) = element(&desc.layer().product, (dy, weight), None, None, (0, row, col));
+    let (dgate, dup) = activation::gated_backward(desc.activation, gate, up, sum);
+    let f = desc.activation.activation();
+    let [slope, value] = [activation::derivative_scale(f, gate), activation::forward_scale(f, gate)];
+    [(dgate, slope * up.abs() * scale), (dup, value * scale)]
 }
 
 /// `activation(alpha op(a) op(b) + beta c + bias)` of matrix `batch` at (`row`, `col`).
@@ -55,6 +84,30 @@ pub fn element(
         add(bias[col]);
     }
     (desc.activation.map_or(sum, |f| activation::forward(f, sum)), scale)
+}
+
+/// `z = x op(weight) + bias` and `activation(z)` at (`row`, `col`).
+pub fn linear_activation(
+    desc: &LinearActivationDesc,
+    (x, weight): (&[f64], &[f64]),
+    bias: Option<&[f64]>,
+    (row, col): (usize, usize),
+) -> [Scaled; 2] {
+    let (z, scale) = element(&desc.layer().product, (x, weight), None, bias, (0, row, col));
+    let y = activation::forward(desc.activation, z);
+    [(z, scale), (y, y.abs() + STEEPEST * scale)]
+}
+
+/// `(dy op(weight)) * activation'(z)` at (`row`, `col`), where `z` is that element.
+pub fn activation_linear_backward(
+    desc: &ActivationLinearBackwardDesc,
+    (dy, weight): (&[f64], &[f64]),
+    z: f64,
+    (row, col): (usize, usize),
+) -> Scaled {
+    let (sum, scale) = element(&desc.layer().product, (dy, weight), None, None, (0, row, col));
+    let slope = activation::derivative_scale(desc.activation, z);
+    (activation::backward(desc.activation, z, sum), slope * scale)
 }
 
 /// The sum of row `row` of `op(a)`, of one matrix, and that of the magnitudes.

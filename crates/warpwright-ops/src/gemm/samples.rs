@@ -9,11 +9,17 @@ use super::kernel::Gemm;
 use super::persistent::{PersistentGemm, SummingGemm};
 use super::tuning::{self, Config, PersistentConfig};
 use super::warpgroup::WarpgroupGemm;
-use super::{GatedLinearDesc, GemmDesc, Major, OP, f16x3, gated, pack, split};
+use super::{
+    ActivationLinearBackwardDesc, GatedActivationLinearBackwardDesc, GatedLinearDesc, GemmDesc,
+    LinearActivationDesc, Major, OP, activated, f16x3, gated, gated_backward, pack, split,
+};
 use crate::PlanError;
 use crate::activation::{Activation, GatedActivation};
 use crate::catalogue::{Asked, Direction, Entry, Family, Planned, TARGETS, Transpose};
 use crate::plan::{self, Real};
+
+/// The ways to store results.
+const STORES: [Store; 2] = [Store::Panels, Store::Rows];
 
 /// The family.
 pub(crate) const FAMILY: Family =
@@ -22,7 +28,9 @@ pub(crate) const FAMILY: Family =
 /// The family's row of the catalogue.
 fn entries() -> Vec<Entry> {
     let entry = |op| Entry { op, direction: Direction::Forward, dtypes: &DType::FLOATS, targets: &TARGETS };
-    vec![entry(OP), entry(gated::OP)]
+    let backward = Entry { direction: Direction::Backward, ..entry(activated::BACKWARD) };
+    let of_unit = Entry { op: gated_backward::OP, ..backward };
+    vec![entry(OP), entry(gated::OP), entry(activated::FORWARD), backward, of_unit]
 }
 
 /// Plans what is asked for.
@@ -31,18 +39,34 @@ fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
     // Square matrices.
     let side = (asked.len / 3).isqrt().max(1);
     let of = |extent: Option<usize>| extent.unwrap_or(side);
-    if asked.entry.op == gated::OP {
+    if matches!(asked.entry.op, gated::OP | gated_backward::OP) {
+        let op = asked.entry.op;
         let f = o.activation().unwrap_or(Activation::Silu);
         let unit = GatedActivation::ALL.into_iter().find(|unit| unit.activation() == f);
         let expected = "silu, gelu_erf or gelu_tanh";
+        let activation = unit.ok_or_else(|| PlanError::refused(op, "activation", f.name(), expected))?;
+        if op == gated_backward::OP {
+            return asked.plan(&GatedActivationLinearBackwardDesc {
+                dtype: asked.dtype,
+                rows: of(o.m()),
+                in_features: of(o.n()),
+                out_features: of(o.k()),
+                transpose_b: o.transpose().is_some_and(|transpose| transpose.b),
+                activation,
+            });
+        }
         return asked.plan(&GatedLinearDesc {
             dtype: asked.dtype,
             rows: of(o.m()),
             in_features: of(o.k()),
             out_features: of(o.n()),
-            activation: unit
-                .ok_or_else(|| PlanError::refused(gated::OP, "activation", f.name(), expected))?,
+            activation,
+            bias: o.bias().is_some(),
+            saved: o.saved().is_some(),
         });
+    }
+    if matches!(asked.entry.op, activated::FORWARD | activated::BACKWARD) {
+        return plan_activated(asked, [of(o.m()), of(o.n()), of(o.k())]);
     }
     let bias_gradient = o.bias_gradient().is_some();
     let usual = Transpose { a: bias_gradient, b: !bias_gradient };
@@ -59,10 +83,38 @@ fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
     })
 }
 
+/// The same of products beside an activation, by the rows and columns of the results and the common dimension.
+fn plan_activated(asked: &Asked<'_>, [rows, cols, depth]: [usize; 3]) -> Result<Planned, PlanError> {
+    let (dtype, o) = (asked.dtype, &asked.options);
+    let activation = o.activation().unwrap_or(Activation::GeluErf);
+    if asked.entry.op == activated::FORWARD {
+        return asked.plan(&LinearActivationDesc {
+            dtype,
+            rows,
+            in_features: depth,
+            out_features: cols,
+            transpose_b: o.transpose().is_none_or(|transpose| transpose.b),
+            bias: o.bias().is_some(),
+            activation,
+        });
+    }
+    asked.plan(&ActivationLinearBackwardDesc {
+        dtype,
+        rows,
+        in_features: cols,
+        out_features: depth,
+        transpose_b: o.transpose().is_some_and(|transpose| transpose.b),
+        activation,
+    })
+}
+
 /// Every kernel that a plan can hold.
 fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
-    if entry.op == gated::OP {
+    if matches!(entry.op, gated::OP | gated_backward::OP) {
         return gated_kernels(entry, dtype, target);
+    }
+    if matches!(entry.op, activated::FORWARD | activated::BACKWARD) {
+        return activated_kernels(entry, dtype, target);
     }
     let mut all = vec![
         plan::recorded(OP, &split::SumParts { dtype }, target)?,
@@ -116,10 +168,57 @@ fn gated_kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kern
         if dtype.bytes() != 2 || target.sm != 90 {
             continue;
         }
-        for config in tuning::persistent_configs().filter(gated::has_panels) {
-            for store in [Store::Panels, Store::Rows] {
-                let def = gated::GatedProduct { dtype, config, store, activation };
-                all.push(plan::recorded(gated::OP, &def, Target::specific(target.sm))?);
+        let target = Target::specific(target.sm);
+        let configs = tuning::persistent_configs().flat_map(|config| STORES.map(|store| (config, store)));
+        for (config, store) in configs {
+            if entry.op == gated_backward::OP {
+                for b in [Major::K, Major::Mn] {
+                    let (a, program) = (Major::K, Program::default());
+                    let product = PersistentGemm { dtype, a, b, config, program, store };
+                    let def = gated_backward::FactorsGemm { product, activation };
+                    all.push(plan::recorded(entry.op, &def, target)?);
+                }
+            } else if gated::has_panels(&config) {
+                let product = gated::GatedProduct { dtype, config, store, activation };
+                all.push(plan::recorded(gated::OP, &product, target)?);
+                for (bias, saved) in [(true, false), (false, true), (true, true)] {
+                    let def = gated::GatedFactors { product, bias, saved };
+                    all.push(plan::recorded(gated::OP, &def, target)?);
+                }
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// Kernels of products beside an activation but for those of products.
+fn activated_kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
+    let mut all = Vec::new();
+    for activation in epilogue::ACTIVATIONS {
+        let function = Entry { op: activation.name(), ..*entry };
+        all.extend((crate::activation::samples::FAMILY.kernels)(&function, dtype, target)?);
+        if dtype.bytes() != 2 || target.sm != 90 {
+            continue;
+        }
+        for config in tuning::persistent_configs() {
+            let largest = (config.rows, config.cols) == (128, 256);
+            // Functions differ where tiles do not.
+            if !(largest || activation == Activation::GeluErf) {
+                continue;
+            }
+            for (b, store) in [Major::K, Major::Mn].into_iter().flat_map(|b| STORES.map(|store| (b, store))) {
+                if entry.op == activated::FORWARD && !activated::has_registers(&config, b) {
+                    continue;
+                }
+                let bias = entry.op == activated::FORWARD && b == Major::K;
+                let program = Program { bias, ..Program::default() };
+                let product = PersistentGemm { dtype, a: Major::K, b, config, program, store };
+                let target = Target::specific(target.sm);
+                all.push(if entry.op == activated::FORWARD {
+                    plan::recorded(entry.op, &activated::SavingGemm { product, activation }, target)?
+                } else {
+                    plan::recorded(entry.op, &activated::DerivativeGemm { product, activation }, target)?
+                });
             }
         }
     }
@@ -137,8 +236,7 @@ fn programs((a, b): (Major, Major), config: PersistentConfig) -> Vec<(Program, S
         let functions = epilogue::ACTIVATIONS.into_iter().map(Some);
         programs.extend(functions.map(|activation| Program { bias: true, activation, ..Program::default() }));
     }
-    let stores = [Store::Panels, Store::Rows];
-    programs.into_iter().flat_map(|program| stores.map(|store| (program, store))).collect()
+    programs.into_iter().flat_map(|program| STORES.map(|store| (program, store))).collect()
 }
 
 /// Persistent kernels of a configuration.
@@ -154,7 +252,7 @@ fn persistent_kernels(
     let summing = |store| plan::recorded(OP, &SummingGemm(def(Program::default(), store)), target);
     let mut kernels = programs((a, b), config).into_iter().map(kernel).collect::<Result<Vec<_>, _>>()?;
     if a == Major::Mn {
-        for store in [Store::Panels, Store::Rows] {
+        for store in STORES {
             kernels.push(summing(store)?);
         }
     }

@@ -28,7 +28,7 @@ impl GroupedGemm {
         let Self { dtype, grouping, b, config, store } = *self;
         let a = if grouping == Grouping::M { Major::K } else { Major::Mn };
         let slices = config.tiles(dtype, a, b);
-        Blocks { slices, part_of_b: slices.1, y: dtype, config, store, planes: None }
+        Blocks { slices, part_of_b: slices.1, y: dtype, config, store, planes: None, turns: false }
     }
 }
 

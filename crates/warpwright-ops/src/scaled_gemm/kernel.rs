@@ -64,7 +64,7 @@ impl ScaledGemm {
         let (of_a, _) = config.tiles(a.dtype(), Major::K, Major::K);
         let (_, of_b) = config.tiles(b.dtype(), Major::K, Major::K);
         let part_of_b = config.part_of_b(b.dtype(), Major::K);
-        Blocks { slices: (of_a, of_b), part_of_b, y, config, store, planes: None }
+        Blocks { slices: (of_a, of_b), part_of_b, y, config, store, planes: None, turns: false }
     }
 }
 

@@ -3,7 +3,10 @@
 use warpwright_ops::Operation;
 use warpwright_ops::activation::{Activation, GatedActivation};
 use warpwright_ops::gemm::tuning::{self, Config, PersistentConfig, Tiled, Tiles, WarpgroupConfig};
-use warpwright_ops::gemm::{GatedLinearDesc, GemmDesc};
+use warpwright_ops::gemm::{
+    ActivationLinearBackwardDesc, GatedActivationLinearBackwardDesc, GatedLinearDesc, GemmDesc,
+    LinearActivationDesc,
+};
 use warpwright_ops::grouped_gemm::{GroupedGemmDesc, Grouping};
 use warpwright_ops::matmul_4bit::tuning::{
     self as four_bits, Config as FourBits, WarpgroupConfig as FourBitGroups,
@@ -291,21 +294,80 @@ fn defects_of_sums_beside_products_are_noticed() {
     summing(DType::F16, 128, 2);
 }
 
-/// Gated linear units in one launch, in small tiles: results that copies store, and those that begin anywhere.
+/// Small tiles of persistent blocks of so many columns.
+const fn small_tiles(cols: u32) -> PersistentConfig {
+    PersistentConfig { rows: 128, cols, groups: 2, stages: 2, cluster: 1, height: 2 }
+}
+
+/// Results that copies store and those that begin anywhere, of one tile and of several a block.
+const BESIDE: [[usize; 3]; 6] =
+    [[65, 72, 40], [136, 200, 328], [8, 67, 328], [1, 1, 8], [128 * 70, 136, 24], [128 * 70, 129, 8]];
+
+/// Gated linear units in one launch, in small tiles.
 #[test]
 #[ignore = "nightly: mutation-products"]
 fn defects_of_gated_linear_units_are_noticed() {
     let sweep = Sweep { skipped: |name| !name.starts_with("gated_linear_"), ..SWEEP };
-    for cols in [128, 256] {
-        let layout = PersistentConfig { rows: 128, cols, groups: 2, stages: 2, cluster: 1, height: 2 };
-        let shapes =
-            [[65, 72, 40], [136, 200, 328], [8, 67, 328], [1, 1, 8], [128 * 70, 136, 24], [128 * 70, 129, 8]];
-        let cases: Vec<usize> = (0..shapes.len()).collect();
+    let cases: Vec<usize> = (0..BESIDE.len()).collect();
+    for (cols, bias, saved) in
+        [(128, false, false), (256, false, false), (128, true, true), (256, false, true)]
+    {
         sweep.check(&plans(&cases, |i| {
-            let [rows, out_features, in_features] = shapes[i];
+            let [rows, out_features, in_features] = BESIDE[i];
             let (dtype, activation) = (DType::BF16, GatedActivation::Swiglu);
-            let desc = GatedLinearDesc { dtype, rows, in_features, out_features, activation };
-            desc.plan_with(TARGET, layout).expect("plan")
+            let desc = GatedLinearDesc { dtype, rows, in_features, out_features, activation, bias, saved };
+            desc.plan_with(TARGET, small_tiles(cols)).expect("plan")
+        }));
+    }
+}
+
+/// Products with an activation or its derivative in one launch, and with the gradients of gated units.
+#[test]
+#[ignore = "nightly: mutation-products"]
+fn defects_of_products_beside_activations_are_noticed() {
+    let sweep = Sweep { skipped: |name| !name.contains("_wgp_"), ..SWEEP };
+    let cases: Vec<usize> = (0..BESIDE.len()).collect();
+    let (dtype, transpose_b) = (DType::BF16, true);
+    for cols in [64, 128] {
+        sweep.check(&plans(&cases, |i| {
+            let [rows, out_features, in_features] = BESIDE[i];
+            let (bias, activation) = (true, Activation::Silu);
+            let desc = LinearActivationDesc {
+                dtype,
+                rows,
+                in_features,
+                out_features,
+                transpose_b,
+                bias,
+                activation,
+            };
+            desc.plan_with(TARGET, small_tiles(cols)).expect("plan")
+        }));
+        sweep.check(&plans(&cases, |i| {
+            let [rows, in_features, out_features] = BESIDE[i];
+            let activation = Activation::Silu;
+            let desc = ActivationLinearBackwardDesc {
+                dtype,
+                rows,
+                in_features,
+                out_features,
+                transpose_b,
+                activation,
+            };
+            desc.plan_with(TARGET, small_tiles(cols)).expect("plan")
+        }));
+        sweep.check(&plans(&cases, |i| {
+            let [rows, in_features, out_features] = BESIDE[i];
+            let activation = GatedActivation::Swiglu;
+            let desc = GatedActivationLinearBackwardDesc {
+                dtype,
+                rows,
+                in_features,
+                out_features,
+                transpose_b,
+                activation,
+            };
+            desc.plan_with(TARGET, small_tiles(cols)).expect("plan")
         }));
     }
 }

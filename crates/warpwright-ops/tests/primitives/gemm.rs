@@ -1,17 +1,19 @@
 //! Products of matrices: every case on targets with other kernels, what is refused, and what must not change.
 
 use warpwright::dsl::Major;
-use warpwright_ops::activation::GatedActivation;
-use warpwright_ops::gemm::tuning::Access;
+use warpwright_ops::activation::{Activation, GatedActivation};
+use warpwright_ops::gemm::tuning::{Access, PersistentConfig};
 use warpwright_ops::gemm::{
-    Addend, GatedLinearDesc, GemmArgs, GemmDesc, MatmulOptions, Precision, gated_linear, matmul, reference,
-    tuning,
+    ActivationLinearBackwardDesc, Addend, GatedActivationLinearBackwardDesc, GatedLinearDesc,
+    GatedLinearOptions, GemmArgs, GemmDesc, LinearActivationDesc, MatmulOptions, Precision,
+    activation_linear_backward, gated_activation_linear_backward, gated_linear, linear_activation, matmul,
+    reference, tuning,
 };
 use warpwright_ops::plan::Real;
 use warpwright_ops::{Error, Operation, PlanError};
 use warpwright_ptx::isa::DeviceLimits;
 use warpwright_ptx::{DType, Target};
-use warpwright_runtime::{Device, EmulatorConfig, Error as RuntimeError, Tensor};
+use warpwright_runtime::{Device, EmulatorConfig, Error as RuntimeError, LaunchStep, Tensor};
 use warpwright_testkit::storage;
 
 fn device() -> Device {
@@ -45,7 +47,7 @@ fn descriptors_without_a_plan() {
     let e = rounded.plan_with(TARGET, exact).expect_err("a kernel of another precision");
     assert!(matches!(e, PlanError::Parameter { parameter: "precision", .. }), "{e}");
     let slope = Real::new(0.1);
-    let leaky = warpwright_ops::activation::Activation::LeakyRelu { negative_slope: slope };
+    let leaky = Activation::LeakyRelu { negative_slope: slope };
     parameter(GemmDesc { activation: Some(leaky), ..good }, "activation");
 }
 
@@ -195,7 +197,7 @@ fn free_function() {
     let a = floats(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], &[2, 3]);
     let b = floats(&[1.0, 0.0, 2.0, -1.0, 1.0, 0.0], &[2, 3]);
     let bias = floats(&[10.0, -20.0], &[2]);
-    let relu = Some(warpwright_ops::activation::Activation::Relu);
+    let relu = Some(Activation::Relu);
     let linear =
         MatmulOptions { transpose_b: true, bias: Some(&bias), activation: relu, ..Default::default() };
     let y = matmul(&stream, &a, &b, linear).expect("launch");
@@ -310,7 +312,7 @@ fn sums_of_rows_do_not_depend_on_schedules() {
 fn gated_units_are_one_launch_of_large_products() {
     let unit = |dtype, [rows, out_features, in_features]: [usize; 3]| {
         let activation = GatedActivation::Swiglu;
-        GatedLinearDesc { dtype, rows, in_features, out_features, activation }
+        GatedLinearDesc { dtype, rows, in_features, out_features, activation, bias: false, saved: false }
     };
     let launches = |desc: &GatedLinearDesc, sm| {
         let plan = desc.plan(Target::sm(sm)).expect("plan");
@@ -351,6 +353,117 @@ fn gated_units_are_one_launch_of_large_products() {
     assert!(matches!(e, PlanError::DType { op: "gated_linear", tensor: "x", .. }), "{e}");
 }
 
+/// Activations and their derivatives are part of large products, and launches of their own elsewhere.
+#[test]
+fn activations_are_part_of_the_products_beside_them() {
+    let names =
+        |plan: &[LaunchStep]| plan.iter().map(|step| step.kernel().name().to_owned()).collect::<Vec<_>>();
+    let activation = Activation::GeluErf;
+    let forward = |dtype, [rows, out_features, in_features]: [usize; 3]| {
+        let (transpose_b, bias) = (true, true);
+        LinearActivationDesc { dtype, rows, in_features, out_features, transpose_b, bias, activation }
+    };
+    let backward = |dtype, [rows, in_features, out_features]: [usize; 3]| {
+        let transpose_b = false;
+        ActivationLinearBackwardDesc { dtype, rows, in_features, out_features, transpose_b, activation }
+    };
+    let of_unit = |dtype, [rows, in_features, out_features]: [usize; 3]| {
+        let (transpose_b, activation) = (false, GatedActivation::Swiglu);
+        GatedActivationLinearBackwardDesc { dtype, rows, in_features, out_features, transpose_b, activation }
+    };
+    let launches = |dtype, sizes, sm| {
+        let target = Target::sm(sm);
+        [
+            names(forward(dtype, sizes).plan(target).expect("plan").steps()),
+            names(backward(dtype, sizes).plan(target).expect("plan").steps()),
+            names(of_unit(dtype, sizes).plan(target).expect("plan").steps()),
+        ]
+    };
+    for sizes in [[12_608, 3072, 768], [8192, 4096, 1024], [4096, 14_336, 4096], [300, 1000, 1024]] {
+        let [z, dz, factors] = launches(DType::BF16, sizes, 90);
+        assert!(matches!(&z[..], [one] if one.ends_with("_bias_z_gelu_erf")), "{sizes:?}: {z:?}");
+        // Warpgroups take turns, in tiles of their own, where the product is not what takes longest.
+        let many = sizes[0] * sizes[1] >= 264 * 128 * 128 && sizes[2] <= 2048;
+        assert!(!many || dz[0].contains("_128x128_g2_"), "{sizes:?}: {dz:?}");
+        assert!(matches!(&dz[..], [one] if one.ends_with("_d_gelu_erf")), "{sizes:?}: {dz:?}");
+        assert!(matches!(&factors[..], [one] if one.ends_with("_d_swiglu")), "{sizes:?}: {factors:?}");
+        for apart in launches(DType::BF16, sizes, 80).into_iter().chain(launches(DType::F32, sizes, 90)) {
+            assert!(apart.len() >= 2, "{sizes:?}: {apart:?}");
+        }
+    }
+    // Rows that begin anywhere, and a common dimension that many blocks share.
+    for sizes in [[256, 512, 1023], [16, 128, 65_536]] {
+        for apart in launches(DType::F16, sizes, 90) {
+            assert!(apart.len() >= 2, "{sizes:?}: {apart:?}");
+        }
+    }
+    let leaky = Activation::from_name("leaky_relu").expect("a name");
+    let e = LinearActivationDesc { activation: leaky, ..forward(DType::F16, [8; 3]) }.plan(Target::sm(90));
+    let e = e.expect_err("a parameter");
+    assert!(
+        matches!(e, PlanError::Parameter { op: "linear_activation", parameter: "activation", .. }),
+        "{e}"
+    );
+    let e = backward(DType::I32, [8; 3]).plan(Target::sm(90)).expect_err("integers");
+    assert!(matches!(e, PlanError::DType { op: "activation_linear", tensor: "dy", .. }), "{e}");
+    let e = of_unit(DType::F16, [8, 1 << 31, 8]).plan(Target::sm(90)).expect_err("columns");
+    assert!(
+        matches!(e, PlanError::Parameter { op: "gated_activation_linear", parameter: "in_features", .. }),
+        "{e}"
+    );
+    let layout = PersistentConfig { rows: 128, cols: 128, groups: 2, stages: 6, cluster: 1, height: 8 };
+    let high = PersistentConfig { rows: 256, stages: 4, ..layout };
+    for (sm, dtype, depth, layout) in [
+        (80, DType::F16, 64, layout),
+        (90, DType::F32, 64, layout),
+        (90, DType::F16, 63, layout),
+        (90, DType::F16, 64, high),
+    ] {
+        let e =
+            forward(dtype, [64, 64, depth]).plan_with(Target::sm(sm), layout).expect_err("no such kernel");
+        assert!(
+            matches!(e, PlanError::Parameter { op: "linear_activation", parameter: "config", .. }),
+            "{e}"
+        );
+    }
+}
+
+#[test]
+fn layers_beside_activations_refuse_other_shapes() {
+    let device = Device::emulator();
+    let stream = device.stream().expect("stream");
+    let tensor = |shape: &[usize]| {
+        let len: usize = shape.iter().product();
+        Tensor::from_slice(&device, &vec![1.0f32; len], shape).expect("memory")
+    };
+    let parameter = |e: Error| match e {
+        Error::Plan(PlanError::Parameter { op, parameter, .. }) => (op, parameter),
+        other => panic!("{other}"),
+    };
+    let (x, weight) = (tensor(&[2, 3, 4]), tensor(&[5, 4]));
+    let relu = Activation::Relu;
+    let (y, z) = linear_activation(&stream, &x, &weight, None, relu).expect("launch");
+    assert_eq!((y.shape(), z.shape()), (&[2, 3, 5][..], &[2, 3, 5][..]));
+    for (weight, of) in [(tensor(&[5, 3]), "weight"), (tensor(&[4]), "weight")] {
+        let e = linear_activation(&stream, &x, &weight, None, relu).expect_err("a shape");
+        assert_eq!(parameter(e), ("linear_activation", of));
+    }
+    let (dy, h) = (tensor(&[2, 3, 5]), tensor(&[2, 3, 4]));
+    let dz = activation_linear_backward(&stream, &dy, &weight, &h, relu).expect("launch");
+    assert_eq!((dz.shape(), dz.to_vec::<f32>().expect("copy")), (&[2, 3, 4][..], vec![5.0; 24]));
+    let e = activation_linear_backward(&stream, &h, &weight, &h, relu).expect_err("columns");
+    assert_eq!(parameter(e), ("activation_linear", "weight"));
+    let e = activation_linear_backward(&stream, &dy, &weight, &dy, relu).expect_err("a shape");
+    assert_eq!(parameter(e), ("activation_linear", "z"));
+    let unit = GatedActivation::Swiglu;
+    let e = gated_activation_linear_backward(&stream, &dy, &weight, [&h, &dy], unit).expect_err("a shape");
+    assert_eq!(parameter(e), ("gated_activation_linear", "up"));
+    let biases = Some([&weight, &weight]);
+    let options = GatedLinearOptions { biases, saved: true };
+    let e = gated_linear(&stream, &x, &weight, &weight, unit, options).expect_err("a bias");
+    assert!(matches!(e, Error::Runtime(_)), "{e}");
+}
+
 #[test]
 fn gated_units_refuse_other_shapes_and_do_not_depend_on_schedules() {
     let mut results = Vec::new();
@@ -365,9 +478,9 @@ fn gated_units_refuse_other_shapes_and_do_not_depend_on_schedules() {
         };
         let (x, gate, up) = (tensor(&[2, 75, 136]), tensor(&[200, 136]), tensor(&[200, 136]));
         let unit = |x: &Tensor, gate: &Tensor, up: &Tensor| {
-            gated_linear(&stream, x, gate, up, GatedActivation::GegluTanh)
+            gated_linear(&stream, x, gate, up, GatedActivation::GegluTanh, GatedLinearOptions::default())
         };
-        let y = unit(&x, &gate, &up).expect("launch");
+        let y = unit(&x, &gate, &up).expect("launch").y;
         assert_eq!(y.shape(), [2, 75, 200]);
         results.push(y.to_bytes().expect("bytes"));
         assert!(device.findings().is_empty());

@@ -19,6 +19,7 @@ mod cumsum;
 mod elementwise;
 mod embedding;
 mod emulator;
+mod feed_forward;
 mod float8_cache;
 mod gather_scatter;
 mod gemm;

@@ -22,14 +22,17 @@ pub(crate) enum Sample {
 }
 
 /// The operations whose cases take nearly all of the time.
-const LONG: [&str; 19] = [
+const LONG: [&str; 22] = [
+    "activation_linear",
     "attention",
     "conv",
+    "gated_activation_linear",
     "gated_linear",
     "gemm",
     "grouped_gemm",
     "gru",
     "k_grouped_gemm",
+    "linear_activation",
     "linear_cross_entropy",
     "lstm",
     "matmul_4bit_fp4",

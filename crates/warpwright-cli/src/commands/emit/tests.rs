@@ -137,6 +137,8 @@ fn given(name: &str, op: &str, backward: bool) -> Vec<String> {
         "channels_last" if op == "selective_scan_update" => &["channels_last", "steps=2"],
         // The common extent of a product has more than a row.
         "k" if op == "topk" => &["k=5"],
+        // Gradients behind a layer take its weight as it is.
+        "transpose" if op.ends_with("activation_linear") => &["transpose=nt"],
         // Reductions of 16 bits may stay as wide as they are taken.
         "to" if REDUCTIONS.contains(&op) => &["to=f32"],
         _ => OPTIONS.iter().find(|option| option.name == name).expect("an option").example,

@@ -3,6 +3,7 @@
 use warpwright_dsl::SharedTile;
 use warpwright_dsl::prelude::*;
 
+use super::BesideParams;
 use crate::gemm::epilogue::{Columns, Even, ResultParams};
 
 /// The way from sums to results.
@@ -14,8 +15,32 @@ pub(crate) trait Epilogue<'k> {
     fn rows(&self, batch: U32<'k>, row: &dyn Fn(u32) -> U32<'k>) -> Self::Rows;
 
     /// The pairs to finish of a lane's sums, which begin at column `col` of the tiles, and the column of the result that they begin at.
-    fn joined(&self, _dtype: DType, sums: Vec<Pair<'k>>, col: U32<'k>) -> (Vec<Pair<'k>>, U32<'k>) {
-        (sums, col)
+    /// Results may have several sums.
+    fn joined(&self, _dtype: DType, sums: Vec<Pair<'k>>, col: U32<'k>) -> (Vec<Joined<'k>>, U32<'k>) {
+        (sums.into_iter().map(|(down, right, sums)| (down, right, vec![sums])).collect(), col)
+    }
+
+    /// Where results beside `y` go.
+    fn beside(&self) -> Vec<BesideParams<'k>> {
+        Vec::new()
+    }
+
+    /// The results of the sums of two neighbours: those [beside](Self::beside) `y`, and that of `y` behind them, unless it is the
+    /// [last](Self::last).
+    fn results(
+        &self,
+        to: &ResultParams<'k>,
+        rows: &Self::Rows,
+        at: ((U32<'k>, u32), U32<'k>),
+        sums: &[[F32<'k>; 2]],
+        even: Even,
+    ) -> Vec<[F32<'k>; 2]> {
+        sums.iter().map(|sums| self.pair(to, rows, at, *sums, even)).collect()
+    }
+
+    /// The result of `y` that is made of those beside it, behind whose stores: fewer values wait for theirs then.
+    fn last(&self, _dtype: DType, beside: &[[F32<'k>; 2]]) -> [F32<'k>; 2] {
+        beside[0]
     }
 
     /// The results of two neighbouring sums of row (`row`, `down`), which is the one at `down`, 0 or 8, of the lane's; the first is at
@@ -54,7 +79,13 @@ pub(crate) trait Epilogue<'k> {
     }
 
     /// Puts right in a panel what `sums`, those that its results were made of, do not give. The warp has just written its rows there.
-    fn mend(&self, _to: &ResultParams<'k>, _rows: &Self::Rows, _panel: &ResultPanel<'k>, _sums: &[Pair<'k>]) {
+    fn mend(
+        &self,
+        _to: &ResultParams<'k>,
+        _rows: &Self::Rows,
+        _panel: &ResultPanel<'k>,
+        _sums: &[Joined<'k>],
+    ) {
     }
 
     /// Whether the sums of each slice are added to the others by the threads, in `f32`: those of tensor cores have fewer bits for 8-bit
@@ -85,7 +116,10 @@ pub(crate) trait Epilogue<'k> {
 pub(crate) type Factors<'k> = Box<dyn Fn(u32, u32) -> Option<[F32<'k>; 2]> + 'k>;
 
 /// Two neighbouring sums, and how far down and right of the lane's first they are.
-pub(crate) type Pair<'k> = (u32, u32, [F32<'k>; 2]);
+pub(crate) type Pair<'k, T = [F32<'k>; 2]> = (u32, u32, T);
+
+/// The same of the sums that two neighbouring results have.
+pub(crate) type Joined<'k> = Pair<'k, Vec<[F32<'k>; 2]>>;
 
 /// A panel of results in shared memory, before it is stored.
 pub(crate) struct ResultPanel<'k> {

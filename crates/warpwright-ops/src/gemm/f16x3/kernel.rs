@@ -6,7 +6,7 @@ use warpwright_dsl::prelude::*;
 
 use super::split::LOW;
 use crate::gemm::Major;
-use crate::gemm::engine::{Blocks, Epilogue, Pair, ResultPanel, Store, WorkArgs};
+use crate::gemm::engine::{Blocks, Epilogue, Joined, ResultPanel, Store, WorkArgs};
 use crate::gemm::epilogue::{Even, Program, ResultParams};
 use crate::gemm::tuning::PersistentConfig;
 
@@ -49,7 +49,7 @@ impl F16x3Gemm {
         let Self { a, b, config, store, .. } = *self;
         let slices = config.tiles(DType::F16, a, b);
         let part_of_b = config.part_of_b(DType::F16, b);
-        Blocks { slices, part_of_b, y: DType::F32, config, store, planes: Some(LOW.recip()) }
+        Blocks { slices, part_of_b, y: DType::F32, config, store, planes: Some(LOW.recip()), turns: false }
     }
 }
 
@@ -132,13 +132,13 @@ impl<'k> Finish<'k> {
         scales: &Scales<'k>,
         panel: &ResultPanel<'k>,
         right: U32<'k>,
-        sums: &[Pair<'k>],
+        sums: &[Joined<'k>],
     ) -> U32<'k> {
         let k = right.k();
         let mut bits = k.lit(0u32);
         for (pair, (down, at, sums)) in (0..).zip(sums) {
             let of_row = scales.of_rows[(down / 8) as usize];
-            for (i, sum) in (0..).zip(sums) {
+            for (i, sum) in (0..).zip(sums[0]) {
                 let of_col = scales.of_col(panel.col + right + (at - panel.right + i));
                 let lacks = of_row.lt(0.0) | of_col.lt(0.0);
                 // What is zero as a whole lacks nothing.
@@ -175,7 +175,7 @@ impl<'k> Epilogue<'k> for Finish<'k> {
         self.results(to, (row, col), sums, even)
     }
 
-    fn mend(&self, to: &ResultParams<'k>, scales: &Scales<'k>, panel: &ResultPanel<'k>, sums: &[Pair<'k>]) {
+    fn mend(&self, to: &ResultParams<'k>, scales: &Scales<'k>, panel: &ResultPanel<'k>, sums: &[Joined<'k>]) {
         let k = panel.row.k();
         let lane = k.lane_idx();
         // A panel of `f32` has as many columns as a warp has lanes.
