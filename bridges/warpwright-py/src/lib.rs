@@ -45,6 +45,7 @@ mod elementwise;
 mod embedding;
 mod emulator;
 mod error;
+mod feed_forward;
 mod ffi;
 mod gather_scatter;
 mod grouped;
@@ -126,6 +127,11 @@ mod _native {
     #[pymodule_export]
     use crate::emulator::{Finding, Remark, Run, devices, lint, run};
     #[pymodule_export]
+    use crate::feed_forward::{
+        activation_linear_backward, gated_activation_linear_backward, gated_linear, gated_linear_factors,
+        linear_activation,
+    };
+    #[pymodule_export]
     use crate::gather_scatter::{gather_rows, row_dots, scatter_rows};
     #[pymodule_export]
     use crate::grouped::{grouped_matmul, grouped_matmul_k};
@@ -140,7 +146,7 @@ mod _native {
     #[pymodule_export]
     use crate::local_response::{local_response_norm, local_response_norm_backward};
     #[pymodule_export]
-    use crate::matmul::{gated_linear, linear_weight_backward, matmul};
+    use crate::matmul::{linear_weight_backward, matmul};
     #[pymodule_export]
     use crate::matmul_4bit::{matmul_4bit, matmul_4bit_backward};
     #[pymodule_export]

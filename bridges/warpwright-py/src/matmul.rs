@@ -1,8 +1,8 @@
 //! `matmul` as a Python function.
 
 use pyo3::prelude::*;
-use warpwright::activation::{Activation, GatedActivation};
-use warpwright::matmul::{Addend, GatedLinearArgs, GatedLinearDesc, GemmArgs, GemmDesc, Precision};
+use warpwright::activation::Activation;
+use warpwright::matmul::{Addend, GemmArgs, GemmDesc, Precision};
 use warpwright::plan::{PlanCache, Real};
 
 use crate::array::{Array, Site};
@@ -258,55 +258,4 @@ pub(crate) fn linear_weight_backward<'py>(
             Ok(plan.launch(stream, GemmArgs { a, b, c, bias: None, y, dbias, workspace })?)
         })?;
     Ok((present(dweight), present(dbias)))
-}
-
-/// A gated linear unit, `activation(x gate.T) * (x up.T)`.
-///
-/// x: [..., k]; gate, up: [n, k]; float32, float64, float16 or bfloat16, of one dtype. activation: "swiglu" (of silu), "geglu" (of the exact
-/// gelu) or "geglu_tanh". The result is [..., n] of their dtype. float16 and bfloat16 are summed in float32; on sm_90 large products are one
-/// launch that rounds once.
-#[pyfunction]
-#[pyo3(signature = (x, gate, up, activation="swiglu", *, out=None, stream=None))]
-pub(crate) fn gated_linear<'py>(
-    x: &Object<'py>,
-    gate: &Object<'py>,
-    up: &Object<'py>,
-    activation: &str,
-    out: Maybe<'_, 'py>,
-    stream: Maybe<'_, 'py>,
-) -> PyResult<Object<'py>> {
-    static PLANS: PlanCache<GatedLinearDesc> = PlanCache::new();
-    const OP: &str = "gated_linear";
-    let expected = "'swiglu', 'geglu' or 'geglu_tanh'";
-    let known = GatedActivation::from_name(activation);
-    let activation = known.ok_or_else(|| unknown(x.py(), OP, ("activation", activation), expected))?;
-    let (call, x) = Call::new(OP, ("x", x), stream)?;
-    let Some((&in_features, before)) = x.shape.split_last() else {
-        let message = format!("{OP}: x has 0 dimensions, expected at least 1");
-        let problem = Problem::new(x.object.py(), Class::Shape, message).at(OP, "x");
-        return Err(problem.mismatch(1, 0).into_err());
-    };
-    let rows = before.iter().fold(1, |n: usize, d| n.saturating_mul(*d));
-    let gate = call.read(("gate", gate))?;
-    gate.expect_dtype(x.dtype)?;
-    let [out_features, _] = gate.extents()?;
-    gate.expect_shape(&[out_features, in_features])?;
-    let up = call.read(("up", up))?;
-    up.expect_dtype(x.dtype)?;
-    up.expect_shape(&[out_features, in_features])?;
-    let shape = [before, &[out_features]].concat();
-    let (x, gate, up) = (call.row_major(x)?, call.row_major(gate)?, call.row_major(up)?);
-    let desc = GatedLinearDesc { dtype: x.dtype, rows, in_features, out_features, activation };
-    let plan = call.plan(&PLANS, &desc)?;
-    let outputs =
-        [Some(call.output(("out", out), &x, Form::RowMajor(x.dtype, &shape))?), call.workspace(&plan, &x)?];
-    let [y, _] = call.run_some(
-        [Some(&x), Some(&gate), Some(&up)],
-        outputs,
-        move |stream, [x, gate, up], [y, workspace]| {
-            let (x, gate, up, y) = (present(x), present(gate), present(up), present(y));
-            Ok(plan.launch(stream, GatedLinearArgs { x, gate, up, y, workspace })?)
-        },
-    )?;
-    Ok(present(y))
 }

@@ -162,7 +162,7 @@ def test_gated_units_of_torch(unit):
         compiled = torch.compile(lambda *t: wt.gated_linear(*t, unit), backend="eager", fullgraph=True)
         torch.testing.assert_close(compiled(x, gate, up), expected)
     assert torch.autograd.gradcheck(lambda *t: wt.gated_linear(*t, unit), (x, gate, up))
-    torch.library.opcheck(torch.ops.warpwright.gated_linear.default, (*(t.detach() for t in (x, gate, up)), unit))
+    torch.library.opcheck(torch.ops.warpwright.gated_linear.default, (*(t.detach() for t in (x, gate, up)), unit, None, None))
     for grad in (False, True):
         with torch.set_grad_enabled(grad), pytest.raises(ww.ParameterError):
             wt.gated_linear(x, gate, up, "silu")

@@ -430,7 +430,34 @@ def scaled_matmul(
     stream: _Stream | None = None,
 ) -> _Other: ...
 def gated_linear(
-    x: _A, gate: _Array, up: _Array, activation: str = "swiglu", *, out: _Array | None = None, stream: _Stream | None = None
+    x: _A,
+    gate: _Array,
+    up: _Array,
+    activation: str = "swiglu",
+    *,
+    gate_bias: _Array | None = None,
+    up_bias: _Array | None = None,
+    out: _Array | None = None,
+    stream: _Stream | None = None,
+) -> _A: ...
+def gated_linear_factors(
+    x: _A,
+    gate: _Array,
+    up: _Array,
+    activation: str = "swiglu",
+    *,
+    gate_bias: _Array | None = None,
+    up_bias: _Array | None = None,
+    stream: _Stream | None = None,
+) -> tuple[_A, _A, _A]: ...
+def gated_activation_linear_backward(
+    dy: _A, weight: _Array, gate: _Array, up: _Array, activation: str = "swiglu", *, stream: _Stream | None = None
+) -> tuple[_A, _A]: ...
+def linear_activation(
+    x: _A, weight: _Array, bias: _Array | None = None, activation: str = "gelu_erf", *, stream: _Stream | None = None
+) -> tuple[_A, _A]: ...
+def activation_linear_backward(
+    dy: _A, weight: _Array, z: _Array, activation: str = "gelu_erf", *, stream: _Stream | None = None
 ) -> _A: ...
 def linear_weight_backward(x: _A, dy: _Array, *, stream: _Stream | None = None) -> tuple[_A, _A]: ...
 def grouped_matmul(

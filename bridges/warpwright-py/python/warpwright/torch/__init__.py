@@ -31,6 +31,7 @@ from ._kv_cache import append_kv_cache
 from ._linear_4bit import linear_4bit
 from ._linear_cross_entropy import linear_cross_entropy
 from ._local_response import local_response_norm
+from ._feed_forward import gated_mlp, mlp
 from ._matmul import addmm, baddbmm, gated_linear, int_mm, linear, matmul, scaled_mm
 from ._operators import (
     dequantize_fp4,
@@ -120,6 +121,7 @@ __all__ = [
     "elementwise",
     "embedding",
     "gated_linear",
+    "gated_mlp",
     "gather_rows",
     "geglu",
     "geglu_tanh",
@@ -145,6 +147,7 @@ __all__ = [
     "max_pool2d",
     "max_pool3d",
     "mean",
+    "mlp",
     "nn",
     "optim",
     "parallel",

@@ -218,30 +218,41 @@ def linear(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
 
 
 _gated_linear = Operator(
-    "gated_linear(Tensor x, Tensor gate, Tensor up, str activation) -> Tensor",
-    native=lambda x, gate, up, activation: _native.gated_linear(x, gate, up, activation),
-    fake=lambda x, gate, up, activation: x.new_empty((*x.shape[:-1], gate.shape[0])),
+    "gated_linear(Tensor x, Tensor gate, Tensor up, str activation, Tensor? gate_bias, Tensor? up_bias) -> Tensor",
+    native=lambda x, gate, up, activation, *biases: _gated(x, gate, up, activation, *biases),
+    fake=lambda x, gate, up, *rest: x.new_empty((*x.shape[:-1], gate.shape[0])),
 ).register().without_gradient()
-_UNITS = {"swiglu": _operators.swiglu, "geglu": _operators.geglu, "geglu_tanh": _operators.geglu_tanh}
+UNITS = {"swiglu": _operators.swiglu, "geglu": _operators.geglu, "geglu_tanh": _operators.geglu_tanh}
 
 
-def gated_linear(x: Tensor, gate: Tensor, up: Tensor, activation: str = "swiglu") -> Tensor:
-    """activation(x @ gate.T) * (x @ up.T): a gated linear unit of x [..., k] and weights gate and up [n, k], of one dtype.
+def _gated(x: Tensor, gate: Tensor, up: Tensor, activation: str, gate_bias: Any, up_bias: Any) -> Tensor:
+    return _native.gated_linear(x, gate, up, activation, gate_bias=gate_bias, up_bias=up_bias)
+
+
+def gated_linear(
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    activation: str = "swiglu",
+    gate_bias: Optional[Tensor] = None,
+    up_bias: Optional[Tensor] = None,
+) -> Tensor:
+    """activation(x @ gate.T + gate_bias) * (x @ up.T + up_bias): a gated linear unit of x [..., k], weights gate and up [n, k], and biases [n]
+    of both or of none, of one dtype.
 
     activation: "swiglu" (of silu), "geglu" (of the exact gelu) or "geglu_tanh". Where no gradient is recorded, on sm_90 large products of
     float16 and bfloat16 are one launch that writes neither product to memory; otherwise two products and the unit, differentiable in all.
     Raises `ShapeError`, `DtypeError`, `DeviceError` and `ParameterError`.
     """
-    x, gate, up = narrow(x, gate, up)
-    tensors = (x, gate, up)
-    recorded = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-    if recorded and activation in _UNITS:
-        return _UNITS[activation](linear(x, gate), linear(x, up))
+    x, gate, up, gate_bias, up_bias = narrow(x, gate, up, gate_bias, up_bias)
+    tensors = (x, gate, up, gate_bias, up_bias)
+    recorded = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if recorded and activation in UNITS:
+        return UNITS[activation](linear(x, gate, gate_bias), linear(x, up, up_bias))
     refuse_tangents("gated_linear", tensors)
     with torch.no_grad():
-        if direct(*tensors):
-            return _native.gated_linear(*tensors, activation)
-        return _gated_linear(*tensors, activation)
+        function = _gated if direct(*tensors) else _gated_linear
+        return function(x, gate, up, activation, gate_bias, up_bias)
 
 
 def _recipe(argument: str, scale: Tensor, rows: int, k: int) -> str:

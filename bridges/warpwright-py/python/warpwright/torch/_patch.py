@@ -18,11 +18,11 @@ from ._replacements import expect_kinds, expect_names, table
 KINDS = tuple(
     sorted(
         {recipe.kind for recipe in RECIPES.values()}
-        | {"attention", "attention_mask", "causal_conv1d", "chunk_scan", "fused", "gated_linear", "linear_bias", "linear_cross_entropy", "packed_attention"}
+        | {"attention", "attention_mask", "causal_conv1d", "chunk_scan", "fused", "gated_linear", "linear_bias", "linear_cross_entropy", "mlp", "packed_attention"}
         | {"rotary_embedding", "selective_scan"}
     )
 )
-_OF_BLOCKS = ("fused", "gated_linear", "attention", "attention_mask", "rotary_embedding", "causal_conv1d", "chunk_scan", "selective_scan")
+_OF_BLOCKS = ("fused", "gated_linear", "mlp", "attention", "attention_mask", "rotary_embedding", "causal_conv1d", "chunk_scan", "selective_scan")
 _BLOCKS_OF_TORCH = (torch.nn.Sequential, torch.nn.TransformerEncoderLayer, torch.nn.TransformerDecoderLayer)
 SOURCES = ("transformers", "diffusers", "timm", "torchvision")
 

@@ -11,7 +11,7 @@ import functools
 import inspect
 import sys
 import textwrap
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Optional, Sequence, Set, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -20,10 +20,13 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from . import _batch, _groups, _operators, _patch_folds, _patch_scans, _rows
 from ._attention import attention_qkvpacked, scaled_dot_product_attention
+from ._feed_forward import gated_mlp as gated_feed_forward
+from ._feed_forward import mlp as feed_forward
+from ._images import is_recorded
 from ._matmul import gated_linear
 from ._patch_attention import of_parts, of_views
 from ._patch_modules import Replaced, Replacement, _unlike
-from ._patch_rules import attention_refusal, attention_rule, gated_linear_rule
+from ._patch_rules import attention_refusal, attention_rule, gated_linear_rule, mlp_rule
 from ._patch_scans import convolve, convolve_step, scan, scan_chunks, scan_heads_step, scan_step  # noqa: F401
 from ._patch_sites import HELPERS, KIND_OF, Rewriter
 from ._registry import is_compiling
@@ -163,10 +166,15 @@ def _folded_in(block: Any, modules: Sequence[Any], at: int, x: Any) -> Any:
 
 def chain(block: Any, modules: Sequence[Any], x: Any) -> Any:
     """Modules one after the other, with pairs of them as one."""
-    at = 0
+    at, kinds = 0, block._warpwright_block
     while at < len(modules):
         module = modules[at]
-        if isinstance(module, Replaced):
+        layers = _mlp_at(modules, at) if "mlp" in kinds else 0
+        if layers:
+            x = _mlp(block, modules[at : at + layers], x)
+            at += layers
+            continue
+        if isinstance(module, Replaced) and "fused" in kinds:
             folded = _folded_in(block, modules, at, x)
             if folded is not None:
                 x, at = folded
@@ -179,6 +187,66 @@ def chain(block: Any, modules: Sequence[Any], x: Any) -> Any:
         x = module(x)
         at += 1
     return x
+
+
+# The names of activations that products have beside them.
+_BESIDE = {"relu": "relu", "gelu": "gelu_erf", "gelu_tanh": "gelu_tanh", "silu": "silu"}
+_IDLE = (torch.nn.Identity, torch.nn.Dropout)
+
+
+def _class_of(module: Any) -> type:
+    return module._original if isinstance(module, Replaced) else type(module)
+
+
+def _is_transposed(module: Any) -> bool:
+    """Whether a layer is one of transformers whose weight is the transpose of a linear layer's."""
+    cls = _class_of(module)
+    return (cls.__module__, cls.__name__) == ("transformers.pytorch_utils", "Conv1D")
+
+
+def _is_linear(module: Any) -> bool:
+    return _class_of(module) is torch.nn.Linear or _is_transposed(module)
+
+
+def _mlp_at(modules: Sequence[Any], at: int) -> int:
+    """How many modules from one on are a linear layer, an activation, what does nothing, and another linear layer; 0 if they are not."""
+    if at + 2 >= len(modules) or not _is_linear(modules[at]) or _activation(modules[at + 1]) not in _BESIDE:
+        return 0
+    behind = at + 2
+    while behind < len(modules) and type(modules[behind]) in _IDLE and _plain(modules[behind]):
+        behind += 1
+    return behind + 1 - at if behind < len(modules) and _is_linear(modules[behind]) else 0
+
+
+def _weight(layer: Any) -> Tensor:
+    """The weight of a layer as that of a linear one."""
+    return layer.weight.t() if _is_transposed(layer) else layer.weight
+
+
+def _layers_reason(*layers: Any) -> Optional[str]:
+    """Why layers are no products with weights and biases alone."""
+    return next(filter(None, (_layer_reason(layer) for layer in layers)), None)
+
+
+def _mlp(block: Any, modules: Sequence[Any], x: Tensor) -> Tensor:
+    """A feed-forward part: a linear layer, an activation, what does nothing, and another linear layer."""
+    replacement = block._warpwright_block["mlp"]
+    first, act, *between, second = modules
+
+    def apart() -> Tensor:
+        y = x
+        for module in modules:
+            y = module(y)
+        return y
+
+    why = _layers_reason(first, second)
+    if why is None and any(type(m) is torch.nn.Dropout and m.training and m.p > 0 for m in between):
+        why = "a dropout lies between the layers"
+    if why is not None:
+        return replacement.leave(why, apart)
+    activation, rule = _BESIDE[_activation(act)], mlp_rule(first.weight, second.weight)
+    ours = lambda: feed_forward(x, _weight(first), first.bias, _weight(second), second.bias, activation)  # noqa: E731
+    return replacement.run(ours, apart, block, x, rule)
 
 
 def _alike(a: Any, b: Any) -> bool:
@@ -245,12 +313,16 @@ def gate(block: Any, act: Callable[[Tensor], Tensor], x: Tensor, other: Any) -> 
 
 
 def _product_reason(module: Any) -> Optional[str]:
-    """Why a factor of a gated unit is no product with a weight alone."""
-    cls = module._original if isinstance(module, Replaced) else type(module)
-    if cls is not torch.nn.Linear or "forward" in module.__dict__:
-        return f"a factor is a {cls.__name__} with a forward pass of its own"
-    if module.bias is not None:
-        return "a factor has a bias"
+    """Why a factor of a gated unit is no product with a weight and a bias alone."""
+    if _class_of(module) is not torch.nn.Linear:
+        return f"a factor is a {_class_of(module).__name__} with a forward pass of its own"
+    return _layer_reason(module)
+
+
+def _layer_reason(module: Any) -> Optional[str]:
+    """Why a layer is no product with a weight and a bias alone."""
+    if not _is_linear(module) or "forward" in module.__dict__:
+        return f"a factor is a {_class_of(module).__name__} with a forward pass of its own"
     if not _plain(module) or (not is_compiling() and _has_any_global_hook()):
         return "a factor has a hook"
     plain = type(module.weight) in (torch.nn.Parameter, Tensor)
@@ -262,10 +334,10 @@ def _gated(
     act: Callable[[Tensor], Tensor],
     layers: Sequence[Any],
     x: Tensor,
-    weights: Callable[[], Sequence[Tensor]],
+    weights: Callable[[], Sequence[Any]],
     products: Callable[[], Sequence[Tensor]],
 ) -> Tensor:
-    """A gated unit of two products, which are of the weights of one or two layers."""
+    """A gated unit of two products, which are of the weights and biases of one or two layers."""
     replacement = block._warpwright_block["gated_linear"]
 
     def apart() -> Tensor:
@@ -276,17 +348,47 @@ def _gated(
     if unit is None or why is not None:
         return replacement.leave(why or "another activation", apart)
     rule = gated_linear_rule(*(layer.weight for layer in layers))
-    return replacement.run(lambda: gated_linear(x, *weights(), unit), apart, block, x, rule)
+
+    def ours() -> Tensor:
+        gated, up, *biases = weights()
+        return gated_linear(x, gated, up, unit, *biases)
+
+    return replacement.run(ours, apart, block, x, rule)
 
 
 def gate_linear(block: Any, act: Callable[[Tensor], Tensor], gated: Any, up: Any, x: Tensor) -> Tensor:
     """`act(gated(x)) * up(x)`."""
-    return _gated(block, act, (gated, up), x, lambda: (gated.weight, up.weight), lambda: (gated(x), up(x)))
+    weights = lambda: (gated.weight, up.weight, gated.bias, up.bias)  # noqa: E731
+    return _gated(block, act, (gated, up), x, weights, lambda: (gated(x), up(x)))
+
+
+def gated_mlp(block: Any, act: Callable[[Tensor], Tensor], gated: Any, up: Any, down: Any, x: Tensor) -> Tensor:
+    """`down(act(gated(x)) * up(x))`."""
+    apart = lambda: down(gate_linear(block, act, gated, up, x))  # noqa: E731
+    layers = (gated, up, down)
+    if not is_recorded(x, *(layer.weight for layer in layers if _is_linear(layer))):
+        # The unit with its products is an operation of its own.
+        return apart()
+    replacement = block._warpwright_block["mlp"]
+    unit, why = _UNITS.get(_activation(act)), _layers_reason(*layers)
+    if unit is None or why is not None:
+        return replacement.leave(why or "another activation", apart)
+    rule = mlp_rule(*(layer.weight for layer in layers))
+
+    def ours() -> Tensor:
+        return gated_feed_forward(x, gated.weight, up.weight, down.weight, gated.bias, up.bias, down.bias, unit)
+
+    return replacement.run(ours, apart, block, x, rule)
 
 
 def gate_halves(block: Any, act: Callable[[Tensor], Tensor], both: Any, x: Tensor) -> Tensor:
     """`act(gated) * up`, of the halves of what `both(x)` gives."""
-    return _gated(block, act, (both,), x, lambda: both.weight.chunk(2), lambda: both(x).chunk(2, -1))
+
+    def weights() -> Sequence[Any]:
+        biases = (None, None) if both.bias is None else both.bias.chunk(2)
+        return (*both.weight.chunk(2), *biases)
+
+    return _gated(block, act, (both,), x, weights, lambda: both(x).chunk(2, -1))
 
 
 def parts(whole: Tensor) -> Tuple[Any, Any]:
@@ -437,16 +539,25 @@ def _pays(module: Any, kind: str, paths: Sequence[str]) -> bool:
     if kind in ("gate", "gate_linear", "gate_halves"):
         act = _resolved(module, paths[0]) if paths[0].startswith("self.") else F.silu
         return _activation(act) in _GATES and not any(map(_product_reason, (_resolved(module, path) for path in paths[1:])))
-    if kind in KIND_OF:
+    if kind in KIND_OF and kind != "gated_mlp":
         return True
     parts = [_resolved(module, path) for path in paths]
+    if kind == "gated_mlp":
+        act, *layers = [part if path.startswith("self.") else F.silu for part, path in zip(parts, paths)]
+        return _activation(act) in _GATES and not any(map(_layer_reason, layers))
     if kind == "add_norm":
         return _norm(parts[0], "rms_norm") or _norm(parts[0], "layer_norm")
     if kind == "conv_add_act":
         return _are_folded(*parts[:2]) or _pays(module, "add_act", paths[1:])
     if kind == "add_act":
         return _norm(parts[0], "batch_norm") and _activation(parts[1]) == "relu"
-    return _has_pair(parts)
+    return False
+
+
+def _of_chain(modules: Sequence[Any]) -> Set[str]:
+    """The kinds that there are operations of among modules one after the other."""
+    mlp = any(_mlp_at(modules, at) for at in range(len(modules)))
+    return {kind for kind, there in (("fused", _has_pair(modules)), ("mlp", mlp)) if there}
 
 
 def _has_pair(parts: Sequence[Any]) -> bool:
@@ -458,8 +569,13 @@ def kinds_of(module: Any, kinds: Tuple[str, ...]) -> Tuple[str, ...]:
     """Which of some kinds there are places for in a module."""
     cls = type(module)
     if _is_sequence(cls):
-        return ("fused",) if "fused" in kinds and _has_pair(list(module)) else ()
+        return tuple(kind for kind in kinds if kind in _of_chain(list(module)))
     called = "forward" if isinstance(module, torch.nn.Module) else "__call__"
     found = rewritten(cls, kinds, called) if hasattr(cls, called) else None
-    paying = {KIND_OF.get(kind, "fused") for kind, paths in found[1] if _pays(module, kind, paths)} if found else set()
+    paying: Set[str] = set()
+    for kind, paths in found[1] if found else ():
+        if kind == "chain":
+            paying |= _of_chain([_resolved(module, path) for path in paths])
+        elif _pays(module, kind, paths):
+            paying.add(KIND_OF.get(kind, "fused"))
     return tuple(kind for kind in kinds if kind in paying)

@@ -187,6 +187,38 @@ def gated_linear_rule(*weights: Tensor) -> Callable[[Any, Tensor], Reason]:
     return rule
 
 
+# Rows below which products are as fast without the activation behind them.
+_LEAST_ROWS = 2048
+
+
+def mlp_rule(*weights: Tensor) -> Callable[[Any, Tensor], Reason]:
+    """A reason to leave the layers of a feed-forward part with these weights to PyTorch."""
+
+    def rule(module: Any, x: Tensor) -> Reason:
+        if is_compiling():
+            return "a compiler puts activations into the kernels beside them"
+        if is_recorded(x, *weights):
+            return "layers whose gradients are recorded are as fast in cuBLAS with activations of their own"
+        dtype = used_dtype(x)
+        if dtype not in LOW:
+            return "products of 32 and 64 bits are no single launch with an activation"
+        kind = x.device.type
+        cast = kind != "meta" and torch.is_autocast_enabled(kind)
+        if not cast and any(weight.dtype != dtype for weight in weights):
+            return "weights of another type than the products"
+        if not all(_even(*weight.shape) for weight in weights):
+            return "8 does not divide the extents of a weight"
+        if is_transformed():
+            return "a functional transform is active"
+        if x.is_cuda and not _has_one_launch(x.device.index):
+            return "products and their activation are one launch on sm_90 alone"
+        if x.is_cuda and x.numel() < _LEAST_ROWS * x.shape[-1]:
+            return "products of few rows are as fast in PyTorch"
+        return None
+
+    return rule
+
+
 def _embedding_call(module: Any, weight: Tensor) -> Reason:
     if weight.requires_grad and torch.is_grad_enabled():
         return None

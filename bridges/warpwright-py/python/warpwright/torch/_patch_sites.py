@@ -8,6 +8,7 @@
     x = self.conv(a); the same                                 conv_add_act
     self.act(a) * b, b * F.gelu(a)                             gate
     self.act(self.gate(x)) * self.up(x)                        gate_linear
+    self.down(self.act(self.gate(x)) * self.up(x))             gated_mlp
     a = self.act(self.gate(x)); b = self.up(x); x = a * b      gate_linear
     b = self.both(x); a, b = b.chunk(2, dim=-1); b = b * act(a) gate_halves
     F.scaled_dot_product_attention(q, k, v)                    attend
@@ -37,6 +38,7 @@ _GATES = {f"{f}.{name}" for f in ("F", "nn.functional", "torch.nn.functional") f
 KIND_OF = {
     "gate_linear": "gated_linear",
     "gate_halves": "gated_linear",
+    "gated_mlp": "mlp",
     "attend": "attention",
     "given": "attention_mask",
     "rotate": "rotary_embedding",
@@ -162,6 +164,10 @@ class Rewriter(ast.NodeTransformer):
         function = ast.Attribute(ast.Name(HELPERS, ast.Load()), name, ast.Load())
         return ast.Call(function, list(arguments), list(keywords))
 
+    @staticmethod
+    def _is_helper(node: ast.AST, name: str) -> bool:
+        return isinstance(node, ast.Call) and ast.unparse(node.func) == f"{HELPERS}.{name}"
+
     def _site(self, kind: str, *modules: ast.AST) -> None:
         self.sites.append((kind, tuple(ast.unparse(m) for m in modules)))
 
@@ -171,7 +177,7 @@ class Rewriter(ast.NodeTransformer):
         super().generic_visit(node)
         for part in ("body", "orelse", "finalbody"):
             statements = getattr(node, part, None)
-            if isinstance(statements, list) and "fused" in self.kinds:
+            if isinstance(statements, list) and {"fused", "mlp"} & set(self.kinds):
                 setattr(node, part, self._statements(statements))
         return node
 
@@ -193,8 +199,9 @@ class Rewriter(ast.NodeTransformer):
     def _statements(self, statements: List[Any]) -> List[Any]:
         found: List[Any] = []
         at = 0
+        rules = (self._conv_add_act, self._add_act, self._add_norm, self._add_norm_unless, self._add_norm_within, self._chain)
         while at < len(statements):
-            for rule in (self._conv_add_act, self._add_act, self._add_norm, self._add_norm_unless, self._add_norm_within, self._chain):
+            for rule in rules if "fused" in self.kinds else (self._chain,):
                 new = rule(statements, at)
                 if new is not None:
                     replaced, count = new
@@ -502,6 +509,11 @@ class Rewriter(ast.NodeTransformer):
             self._site("add_norm", call[0])
             found = self._helper("add_norm", ast.Name("self", ast.Load()), call[0], *_sum(node.args[0]) or terms)
             return ast.copy_location(ast.Subscript(found, ast.Constant(0), ast.Load()), node)
+        if call and "mlp" in self.kinds and self._is_helper(node.args[0], "gate_linear"):
+            itself, *parts = node.args[0].args  # type: ignore[attr-defined]
+            *factors, x = parts
+            self._site("gated_mlp", *factors, call[0])
+            return ast.copy_location(self._helper("gated_mlp", itself, *factors, call[0], x), node)
         if ast.unparse(node.func) in _ATTENTION and "attention" in self.kinds:
             self._site("attend")
             return ast.copy_location(
