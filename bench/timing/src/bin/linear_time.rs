@@ -73,7 +73,9 @@ fn gated(device: &Device, cold: &Cold, [rows, out, inner]: [usize; 3]) -> Result
     let (target, dtype, activation) = (device.target(), DType::BF16, GatedActivation::Swiglu);
     let product = GemmDesc::new(dtype, [rows, 2 * out, inner], false, true);
     let unit = GatedDesc { activation, dtype, len: rows * out };
-    let both = GatedLinearDesc { dtype, rows, in_features: inner, out_features: out, activation };
+    let (bias, saved) = (false, false);
+    let both =
+        GatedLinearDesc { dtype, rows, in_features: inner, out_features: out, activation, bias, saved };
     let product = Ready::new(device, &mut Shared::new(), product.plan(target)?)?;
     let unit = Ready::new(device, &mut Shared::new(), unit.plan(target)?)?;
     let both = Ready::new(device, &mut Shared::new(), both.plan(target)?)?;
