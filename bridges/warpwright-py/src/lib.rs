@@ -22,7 +22,7 @@
 //! | `images` `softmax` `matmul` `node` | the families, each of which turns keywords into a descriptor in one place |
 //! | `attention` `batch` `cast` `cross_entropy` `grouped` `groups` `local_response` `ops` `quantize` `recurrent` `rows` `scaled` | |
 //! | `causal_conv` `cells` `conv` `cumsum` `elementwise` `embedding` `gather_scatter` `optimizer` `parameter` `pool` `reduce` `resize` `rotary` `tensor_map` `topk` | |
-//! | `chunk_scan` `kv_cache` `linear_cross_entropy` `matmul_4bit` `selective_scan` | |
+//! | `chunk_scan` `feed_forward` `kv_cache` `linear_cross_entropy` `matmul_4bit` `selective_scan` | |
 //! | `emulator` | `run` and `lint` |
 
 #![deny(unsafe_code)]
