@@ -52,6 +52,34 @@ impl<'py> Weight<'py> {
     }
 }
 
+/// The layer behind an activation, and the gradient of what it gave.
+struct Behind<'py> {
+    call: Call<'py>,
+    dy: Array<'py>,
+    weight: Weight<'py>,
+    rows: usize,
+    /// That of what the activation took, and of its gradient.
+    shape: Vec<usize>,
+}
+
+impl<'py> Behind<'py> {
+    fn of(
+        op: &'static str,
+        dy: &Object<'py>,
+        weight: &Object<'py>,
+        stream: Maybe<'_, 'py>,
+    ) -> PyResult<Self> {
+        let (call, dy) = Call::new(op, ("dy", dy), stream)?;
+        let (rows, before, out_features) = rows_of(&dy)?;
+        let weight = Weight::of(&call, weight, dy.dtype)?;
+        let in_features = weight.in_features;
+        weight.array.expect_shape(&[out_features, in_features])?;
+        let shape = [before, &[in_features]].concat();
+        let dy = call.row_major(dy)?;
+        Ok(Self { call, dy, weight, rows, shape })
+    }
+}
+
 /// The gated unit of primitive `op` of that name.
 fn unit_of(py: Python<'_>, op: &'static str, name: &str) -> PyResult<GatedActivation> {
     let expected = "'swiglu', 'geglu' or 'geglu_tanh'";
@@ -125,13 +153,8 @@ pub(crate) fn activation_linear_backward<'py>(
     static PLANS: PlanCache<ActivationLinearBackwardDesc> = PlanCache::new();
     const OP: &str = "activation_linear_backward";
     let activation = function_of(dy.py(), OP, activation)?;
-    let (call, dy) = Call::new(OP, ("dy", dy), stream)?;
-    let (rows, before, out_features) = rows_of(&dy)?;
-    let weight = Weight::of(&call, weight, dy.dtype)?;
-    let in_features = weight.in_features;
-    weight.array.expect_shape(&[out_features, in_features])?;
-    let shape = [before, &[in_features]].concat();
-    let dy = call.row_major(dy)?;
+    let Behind { call, dy, weight, rows, shape } = Behind::of(OP, dy, weight, stream)?;
+    let (in_features, out_features) = (weight.in_features, weight.out_features);
     let z = call.small(("z", z), dy.dtype, &shape)?;
     let transpose_b = !weight.along;
     let desc = ActivationLinearBackwardDesc {
@@ -172,13 +195,8 @@ pub(crate) fn gated_activation_linear_backward<'py>(
     static PLANS: PlanCache<GatedActivationLinearBackwardDesc> = PlanCache::new();
     const OP: &str = "gated_activation_linear_backward";
     let activation = unit_of(dy.py(), OP, activation)?;
-    let (call, dy) = Call::new(OP, ("dy", dy), stream)?;
-    let (rows, before, out_features) = rows_of(&dy)?;
-    let weight = Weight::of(&call, weight, dy.dtype)?;
-    let in_features = weight.in_features;
-    weight.array.expect_shape(&[out_features, in_features])?;
-    let shape = [before, &[in_features]].concat();
-    let dy = call.row_major(dy)?;
+    let Behind { call, dy, weight, rows, shape } = Behind::of(OP, dy, weight, stream)?;
+    let (in_features, out_features) = (weight.in_features, weight.out_features);
     let gate = call.small(("gate", gate), dy.dtype, &shape)?;
     let up = call.small(("up", up), dy.dtype, &shape)?;
     let transpose_b = !weight.along;

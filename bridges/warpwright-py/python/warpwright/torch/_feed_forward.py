@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .. import _native
-from .._errors import DtypeError, Error, ParameterError, misshapen, renamed
+from .._errors import Error, misshapen, refused, renamed
 from .._native import Repeated
-from ._common import narrow
+from ._common import expect_dtype, narrow
 from ._images import is_recorded
 from ._matmul import UNITS, gated_linear, linear
 from ._registry import direct, refuse_tangents
@@ -22,7 +22,6 @@ from ._transforms import is_transformed
 
 _layer, _behind = Repeated(_native.linear_activation), Repeated(_native.activation_linear_backward)
 _unit, _behind_unit = Repeated(_native.gated_linear_factors), Repeated(_native.gated_activation_linear_backward)
-_UNIT_BACKWARD = {name: Repeated(getattr(_native, f"{name}_backward")) for name in UNITS}
 _both, _sum = Repeated(_native.linear_weight_backward), Repeated(_native.sum)
 
 ACTIVATIONS: Dict[str, Callable[[Tensor], Tensor]] = {
@@ -37,24 +36,16 @@ ACTIVATIONS: Dict[str, Callable[[Tensor], Tensor]] = {
 
 def _known(op: str, activation: str, known: Any) -> None:
     if activation not in known:
-        expected = ", ".join(map(repr, known))
-        message = f"{op}: activation is {activation!r}, expected one of {expected}"
-        raise ParameterError(message, op=op, argument="activation", expected=expected, got=activation)
+        raise refused(op, "activation", activation, f"one of {', '.join(map(repr, known))}")
 
 
 def _expect(op: str, x: Tensor, shape: Sequence[int], **weight: Optional[Tensor]) -> None:
     """Refuses a tensor of a layer behind the activation that has another shape or dtype. It is given by its name."""
     for name, t in weight.items():
-        if t is not None and tuple(t.shape) != tuple(shape):
-            raise misshapen(op, name, t.shape, shape)
-        if t is not None and t.dtype != x.dtype:
-            got, expected = (str(dtype).split(".")[-1] for dtype in (t.dtype, x.dtype))
-            raise DtypeError(f"{op}: {name} has dtype {got}, expected {expected}", op=op, argument=name, expected=expected, got=got)
-
-
-def _times(rows: Tensor, weight: Tensor) -> Tensor:
-    """The gradient of what a layer takes from that of what it gives, both as rows."""
-    return torch.mm(rows, weight)
+        if t is not None:
+            if tuple(t.shape) != tuple(shape):
+                raise misshapen(op, name, t.shape, shape)
+            expect_dtype(op, name, t, x.dtype)
 
 
 # Rows and columns of the tiles of gradients of weights, how many blocks a GPU of sm_90 has at a time, and how full the last of them must be for
@@ -100,7 +91,7 @@ class _Mlp(torch.autograd.Function):
         if of_x or of_weight1 or of_bias1:
             dz = _behind(dy, weight2, z.view(-1, z.shape[-1]), ctx.activation)
             dweight1, dbias1 = _of_layer(x, dz, weight1, (of_weight1, of_bias1))
-            dx = _times(dz, weight1).view(x.shape) if of_x else None
+            dx = torch.mm(dz, weight1).view(x.shape) if of_x else None
         dweight2, dbias2 = _of_layer(h, dy, weight2, (of_weight2, of_bias2))
         return dx, dweight1, dbias1, dweight2, dbias2, None
 
@@ -169,7 +160,7 @@ class _GatedMlp(torch.autograd.Function):
             of_gates = _of_layer(x, dgate, gate, (of_gate, of_gate_bias))
             of_ups = _of_layer(x, dup, up, (of_up, of_up_bias))
             # The second product is added to the first in its own launch.
-            dx = torch.addmm(_times(dgate, gate), dup, up).view(x.shape) if of_x else None
+            dx = torch.addmm(torch.mm(dgate, gate), dup, up).view(x.shape) if of_x else None
         return dx, *of_gates, *of_ups, *_of_layer(h, dy, down, (of_down, of_down_bias)), None
 
 
