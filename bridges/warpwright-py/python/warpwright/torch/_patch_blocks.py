@@ -189,8 +189,6 @@ def chain(block: Any, modules: Sequence[Any], x: Any) -> Any:
     return x
 
 
-# The names of activations that products have beside them.
-_BESIDE = {"relu": "relu", "gelu": "gelu_erf", "gelu_tanh": "gelu_tanh", "silu": "silu"}
 _IDLE = (torch.nn.Identity, torch.nn.Dropout)
 
 
@@ -210,7 +208,7 @@ def _is_linear(module: Any) -> bool:
 
 def _mlp_at(modules: Sequence[Any], at: int) -> int:
     """How many modules from one on are a linear layer, an activation, what does nothing, and another linear layer; 0 if they are not."""
-    if at + 2 >= len(modules) or not _is_linear(modules[at]) or _activation(modules[at + 1]) not in _BESIDE:
+    if at + 2 >= len(modules) or not _is_linear(modules[at]) or _activation(modules[at + 1]) not in _patch_folds.ACTIVATIONS:
         return 0
     behind = at + 2
     while behind < len(modules) and type(modules[behind]) in _IDLE and _plain(modules[behind]):
@@ -244,7 +242,7 @@ def _mlp(block: Any, modules: Sequence[Any], x: Tensor) -> Tensor:
         why = "a dropout lies between the layers"
     if why is not None:
         return replacement.leave(why, apart)
-    activation, rule = _BESIDE[_activation(act)], mlp_rule(first.weight, second.weight)
+    activation, rule = _patch_folds.ACTIVATIONS[_activation(act)], mlp_rule(first.weight, second.weight)
     ours = lambda: feed_forward(x, _weight(first), first.bias, _weight(second), second.bias, activation)  # noqa: E731
     return replacement.run(ours, apart, block, x, rule)
 

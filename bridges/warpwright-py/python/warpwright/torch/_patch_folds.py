@@ -16,7 +16,7 @@ from ._transforms import is_transformed
 
 _FUNCTIONS = {torch.nn.Conv1d: _conv.conv1d, torch.nn.Conv2d: _conv.conv2d, torch.nn.Conv3d: _conv.conv3d}
 _NORMS = {torch.nn.Conv1d: torch.nn.BatchNorm1d, torch.nn.Conv2d: torch.nn.BatchNorm2d, torch.nn.Conv3d: torch.nn.BatchNorm3d}
-# As convolutions call them, by the names that blocks have.
+# As convolutions and products call them, by the names that blocks have.
 ACTIVATIONS = {"relu": "relu", "silu": "silu", "gelu": "gelu_erf", "gelu_tanh": "gelu_tanh"}
 
 
