@@ -182,6 +182,55 @@ class BiLstm(nn.Module):
         return self.head(self.lstm(x)[0])
 
 
+def causal_conv1d_fn(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
+    """x [N, channels, T] under a filter [channels, taps] of each channel that sees no later position, as the package causal-conv1d has it."""
+    found = F.conv1d(F.pad(x, (weight.shape[1] - 1, 0)), weight[:, None], bias, groups=x.shape[1])
+    return F.silu(found) if activation == "silu" else found
+
+
+def mamba2_chunk_scan(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    chunk_size: int,
+    D: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    initial_states: Tensor | None = None,
+    dt_softplus: bool = False,
+    return_final_states: bool = False,
+    **_: Any,
+) -> Any:
+    """The state space of Mamba 2 as products within chunks of time, which are f32 only where they decay. x [N, T, heads, head]; dt
+    [N, T, heads]; A, negative, [heads]; B, C [N, T, groups, state]; states [N, heads, head, state]."""
+    given, (length, heads, groups) = x, (x.shape[1], x.shape[2], B.shape[2])
+    dt = dt if dt_bias is None else dt + dt_bias
+    dt = F.softplus(dt) if dt_softplus else dt
+    rest = -length % chunk_size
+    x, decay, B, C = (
+        F.pad(t, (0, 0) * (t.dim() - 2) + (0, rest)).unflatten(1, (-1, chunk_size)) for t in (x * dt[..., None], dt.float() * A.float(), B, C)
+    )
+    x, decay = x.unflatten(3, (groups, -1)), decay.unflatten(3, (groups, -1))
+    sums = decay.cumsum(2)
+    within = sums[:, :, :, None] - sums[:, :, None]
+    lower = torch.ones(chunk_size, chunk_size, device=x.device, dtype=torch.bool).tril()[..., None, None]
+    weights = within.masked_fill(~lower, -math.inf).exp().to(x.dtype)
+    y = torch.einsum("nctsg,nctsgh,ncsghp->nctghp", torch.einsum("nctgk,ncsgk->nctsg", C, B), weights, x)
+    ends = (sums[:, :, -1:] - sums).exp().to(x.dtype)
+    states = torch.einsum("nctgk,nctgh,nctghp->ncghpk", B, ends, x)
+    carried, found = torch.zeros_like(states[:, 0]), []
+    if initial_states is not None:
+        carried = initial_states.to(x.dtype).unflatten(1, (groups, -1))
+    for i in range(x.shape[1]):
+        found.append(carried)
+        carried = carried * sums[:, i, -1].exp().to(x.dtype)[..., None, None] + states[:, i]
+    y = y + torch.einsum("nctgk,ncghpk,nctgh->nctghp", C, torch.stack(found, 1), sums.exp().to(x.dtype))
+    y = y.flatten(1, 2)[:, :length].flatten(2, 3)
+    y = y if D is None else y + D[:, None] * given
+    return (y, carried.flatten(1, 2)) if return_final_states else y
+
+
 class MambaBlock(nn.Module):
     """A mixer as of Mamba 2: a causal convolution of 4 taps, a state space over chunks of time, and a norm behind a gate."""
 
@@ -197,31 +246,12 @@ class MambaBlock(nn.Module):
         self.dt_bias, self.A_log = nn.Parameter(torch.full((self.heads,), -3.0)), nn.Parameter(torch.zeros(self.heads))
         self.out_proj = nn.Linear(self.inner, width, bias=False)
 
-    def _scan(self, x: Tensor, decay: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        """x [N, T, heads, head]; decay, a logarithm, [N, T, heads]; b, c [N, T, state]."""
-        x, decay, b, c = (t.unflatten(1, (-1, self.chunk)) for t in (x, decay, b, c))
-        sums = decay.float().cumsum(2)
-        within = sums[:, :, :, None] - sums[:, :, None]
-        lower = torch.ones(self.chunk, self.chunk, device=x.device, dtype=torch.bool).tril()[..., None]
-        weights = within.masked_fill(~lower, -math.inf).exp().to(x.dtype)
-        y = torch.einsum("ncts,nctsh,ncshp->ncthp", c @ b.mT, weights, x)
-        ends = (sums[:, :, -1:] - sums).exp().to(x.dtype)
-        states = torch.einsum("nctk,ncth,ncthp->nchpk", b, ends, x)
-        carried, found = torch.zeros_like(states[:, 0]), []
-        for i in range(x.shape[1]):
-            found.append(carried)
-            carried = carried * sums[:, i, -1].exp().to(x.dtype)[..., None, None] + states[:, i]
-        y = y + torch.einsum("nctk,nchpk,ncth->ncthp", c, torch.stack(found, 1), sums.exp().to(x.dtype))
-        return y.flatten(1, 2)
-
     def forward(self, x: Tensor) -> Tensor:
-        length = x.shape[1]
         z, mixed, dt = self.in_proj(self.before(x)).split([self.inner, self.inner + 2 * self.state, self.heads], -1)
-        mixed = self.act(self.conv1d(mixed.mT)[..., :length]).mT
+        mixed = causal_conv1d_fn(mixed.mT, self.conv1d.weight.squeeze(1), self.conv1d.bias, activation="silu").mT
         values, b, c = mixed.split([self.inner, self.state, self.state], -1)
-        dt = F.softplus(dt + self.dt_bias)
-        values = values.unflatten(-1, (self.heads, self.head))
-        y = self._scan(values * dt[..., None], -dt * self.A_log.exp(), b, c)
+        values, b, c = values.unflatten(-1, (self.heads, self.head)), b[:, :, None], c[:, :, None]
+        y = mamba2_chunk_scan(values, dt, -self.A_log.exp(), b, c, chunk_size=self.chunk, dt_bias=self.dt_bias, dt_softplus=True)
         return x + self.out_proj(self.norm(y.flatten(2) * self.act(z)))
 
 
