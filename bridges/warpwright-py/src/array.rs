@@ -352,6 +352,43 @@ impl<'py> Argument<'py> {
         same_layout(&self.shape, &self.strides, &Vec8::row_major(&self.shape))
     }
 
+    /// Whether the elements follow each other in row-major order, maybe with gaps behind rows.
+    pub(crate) fn has_rows(&self) -> bool {
+        let mut least = 1i64;
+        self.shape.iter().zip(self.strides.iter()).rev().filter(|(extent, _)| **extent != 1).enumerate().all(
+            |(axis, (&extent, &stride))| {
+                let fits = if axis == 0 { stride == 1 } else { stride >= least };
+                least = i64::try_from(extent).unwrap_or(i64::MAX).saturating_mul(stride);
+                fits
+            },
+        )
+    }
+
+    /// Elements from one position to the next of an array `[batch, len, ...]`, if positions are without gaps within and as far apart
+    /// everywhere. The array is one sequence from its first element to the last then.
+    pub(crate) fn spread_over_positions(&mut self) -> Option<usize> {
+        let (shape, strides) = (&*self.shape, &*self.strides);
+        let mut width = 1usize;
+        for (extent, stride) in shape[2..].iter().zip(&strides[2..]).rev() {
+            if *extent != 1 && usize::try_from(*stride) != Ok(width) {
+                return None;
+            }
+            width = width.checked_mul(*extent)?;
+        }
+        let [batch, len] = [shape[0], shape[1]];
+        let stride = match (batch, len) {
+            (0 | 1, 0 | 1) => width,
+            (_, 0 | 1) => usize::try_from(strides[0]).ok()?,
+            _ => usize::try_from(strides[1]).ok()?,
+        };
+        let even = batch < 2 || usize::try_from(strides[0]).ok() == stride.checked_mul(len);
+        if self.len() == 0 || !even || stride < width {
+            return None;
+        }
+        self.span = Some((batch * len - 1).saturating_mul(stride).saturating_add(width));
+        Some(stride)
+    }
+
     /// Whether the elements fill one range of memory, in any order of the axes.
     pub(crate) fn is_dense(&self) -> bool {
         if self.is_row_major() {

@@ -147,6 +147,15 @@ impl<'py> Call<'py> {
         self.read((array.site.argument, &copy.call1((&array.object,))?))
     }
 
+    /// An array `[batch, len, ...]` with positions that may lie apart: itself, or a copy. Its stride of positions, too.
+    pub(crate) fn positions(&self, mut array: Array<'py>) -> PyResult<(Array<'py>, usize)> {
+        if let Some(stride) = array.spread_over_positions() {
+            return Ok((array, stride));
+        }
+        let width = array.shape[2..].iter().fold(1usize, |n, extent| n.saturating_mul(*extent));
+        Ok((self.row_major(array)?, width))
+    }
+
     /// The array as an operation takes it that looks at shape and strides, of which the last must be 1: itself, or a copy.
     pub(crate) fn shaped(&self, array: Array<'py>) -> PyResult<Array<'py>> {
         let last = array.shape.last().zip(array.strides.last());
@@ -565,7 +574,8 @@ pub(crate) fn present<T>(item: Option<T>) -> T {
     item.unwrap_or_else(|| unreachable!("everything is present"))
 }
 
-/// An operation of arrays of one shape and type that goes element by element. Its plan takes the inputs, then the outputs.
+/// An operation of arrays of one shape and type that goes element by element. Its plan takes the inputs, then the outputs. `of_rows` may
+/// compute new results of arrays of PyTorch that the operation would have to copy.
 pub(crate) fn elementwise<'py, D: Operation, const I: usize, const O: usize>(
     op: &'static str,
     plans: &PlanCache<D>,
@@ -574,6 +584,7 @@ pub(crate) fn elementwise<'py, D: Operation, const I: usize, const O: usize>(
     stream: Option<&Bound<'py, PyAny>>,
     describe: impl Fn(Elements) -> D,
     args: impl for<'a> Fn([TensorRef<'a>; I], [TensorMut<'a>; O]) -> D::Args<'a> + Send + Sync + 'static,
+    of_rows: impl FnOnce(&Call<'py>, &mut Vec<Array<'py>>) -> PyResult<Option<[Bound<'py, PyAny>; O]>>,
 ) -> PyResult<[Bound<'py, PyAny>; O]> {
     // Results that are new overlap nothing.
     let fresh = outputs.iter().all(|(_, given)| given.is_none());
@@ -586,7 +597,17 @@ pub(crate) fn elementwise<'py, D: Operation, const I: usize, const O: usize>(
     {
         return Ok(results);
     }
-    let (call, first) = Call::new(op, inputs[0], stream)?;
+    let (call, mut first) = Call::new(op, inputs[0], stream)?;
+    if fresh && call.library == Library::Torch {
+        let mut all = vec![first];
+        for named in &inputs[1..] {
+            all.push(call.read(*named)?);
+        }
+        if let Some(results) = of_rows(&call, &mut all)? {
+            return Ok(results);
+        }
+        first = all.swap_remove(0);
+    }
     let first = call.dense(first)?;
     let mut position = 0;
     let others = try_map(inputs, |named| -> PyResult<_> {

@@ -12,7 +12,7 @@ use warpwright::plan::PlanCache;
 use crate::array::Array;
 use crate::call::{Call, Form, gathered, places, present};
 use crate::error::{self, Class, Problem, unknown};
-use crate::images::{Images, InMemory};
+use crate::images::{Images, InMemory, Order};
 use crate::library::{Maybe, Object};
 
 const FORWARD: &str = "causal_conv1d";
@@ -46,13 +46,41 @@ struct Started<'py> {
     weight: Array<'py>,
     bias: Option<Array<'py>>,
     conv: CausalConv1d,
+    /// The shape of x as it was given.
+    shape: Vec<usize>,
+    /// Elements from one position of x to the next, if its rows have gaps.
+    position_stride: Option<usize>,
+}
+
+/// The samples with positions that may lie apart where channels are innermost: themselves, or a copy. Their stride of positions, too, if they
+/// have gaps.
+fn with_gaps<'py>(
+    images: &Images<'py>,
+    mut x: Array<'py>,
+    channels: usize,
+) -> PyResult<(Array<'py>, Option<usize>)> {
+    if images.order == Order::First {
+        return Ok((images.taken(x)?, None));
+    }
+    let turn = |x: &mut Array<'py>| {
+        if images.order == Order::LastInMemory {
+            x.shape.swap_last_two();
+            x.strides.swap_last_two();
+        }
+    };
+    turn(&mut x);
+    if let Some(stride) = x.spread_over_positions() {
+        return Ok((x, (stride > channels).then_some(stride)));
+    }
+    turn(&mut x);
+    Ok((images.taken(x)?, None))
 }
 
 impl<'py> Started<'py> {
-    /// A call on samples whose order is known.
+    /// A call on samples whose order is known; `gaps`: whether positions may lie apart.
     fn new(
         images: Images<'py>,
-        x: Array<'py>,
+        (x, gaps): (Array<'py>, bool),
         weight: &Object<'py>,
         keywords: &Keywords<'_, 'py>,
     ) -> PyResult<Self> {
@@ -75,9 +103,13 @@ impl<'py> Started<'py> {
         let weight = images.call.row_major(weight)?;
         let bias = images.call.optional(("bias", keywords.bias), x.dtype, &[channels])?;
         let (dtype, layout, bias_given) = (x.dtype, images.order.layout(), bias.is_some());
-        let x = images.taken(x)?;
+        let shape = x.shape.to_vec();
+        let (x, position_stride) = match gaps {
+            true => with_gaps(&images, x, channels)?,
+            false => (images.taken(x)?, None),
+        };
         let conv = CausalConv1d { dtype, layout, batch, channels, len, width, bias: bias_given, silu };
-        Ok(Self { images, x, weight, bias, conv })
+        Ok(Self { images, x, weight, bias, conv, shape, position_stride })
     }
 
     /// A call on samples that name their order.
@@ -89,7 +121,7 @@ impl<'py> Started<'py> {
         let (call, x) = Call::new(op, ("x", x), keywords.stream)?;
         x.extents::<3>()?;
         let order = keywords.memory.order(op, &x, 3)?;
-        Self::new(Images { op, call, order }, x, weight, keywords)
+        Self::new(Images { op, call, order }, (x, true), weight, keywords)
     }
 
     /// The shape of states.
@@ -154,17 +186,18 @@ fn forward<'py>(
     let of_states = started.states();
     let initial = started.optional("initial_states", before.initial_states, &of_states)?;
     let seq_idx = started.seq_idx(before.seq_idx, final_states || initial.is_some())?;
-    let Started { images: Images { call, .. }, x, weight, bias, conv } = &started;
+    let Started { images: Images { call, .. }, x, weight, bias, conv, shape, position_stride } = &started;
     let desc = CausalConv1dDesc {
         conv: *conv,
         initial_states: initial.is_some(),
         final_states,
         sequences: seq_idx.is_some(),
+        position_stride: *position_stride,
     };
     let plan = call.plan(&PLANS, &desc)?;
     let [y, last] = places(FORWARD, keywords.out, [true, final_states])?;
     let outputs = [
-        Some(call.output(("out", y.as_ref()), x, started.form(&x.shape))?),
+        Some(call.output(("out", y.as_ref()), x, started.form(shape))?),
         call.optional_output(final_states, ("out", last.as_ref()), x, started.form(&of_states))?,
     ];
     let inputs = [Some(x), Some(weight), bias.as_ref(), initial.as_ref(), seq_idx.as_ref()];
@@ -186,16 +219,17 @@ fn backward<'py>(
     static PLANS: PlanCache<CausalConv1dBackwardDesc> = PlanCache::new();
     let started = Started::on_samples(BACKWARD, given, keywords)?;
     let of_states = started.states();
-    let dy = present(started.optional("dy", Some(dy), &started.x.shape)?);
+    let dy = present(started.optional("dy", Some(dy), &started.shape)?);
     let dlast = started.optional("dfinal_states", dfinal_states, &of_states)?;
     let initial = started.optional("initial_states", before.initial_states, &of_states)?;
     let seq_idx = started.seq_idx(before.seq_idx, dlast.is_some() || initial.is_some())?;
-    let Started { images: Images { call, .. }, x, weight, bias, conv } = &started;
+    let Started { images: Images { call, .. }, x, weight, bias, conv, shape, position_stride } = &started;
     let forward = CausalConv1dDesc {
         conv: *conv,
         initial_states: initial.is_some(),
         final_states: dlast.is_some(),
         sequences: seq_idx.is_some(),
+        position_stride: *position_stride,
     };
     let plan = call.plan(&PLANS, &CausalConv1dBackwardDesc { forward })?;
     let wanted = [true, true, bias.is_some(), initial.is_some()];
@@ -204,7 +238,7 @@ fn backward<'py>(
     let channels = [conv.channels];
     let small = |shape| Form::RowMajor(conv.dtype, shape);
     let outputs = [
-        Some(call.output(("out", dx), x, started.form(&x.shape))?),
+        Some(call.output(("out", dx), x, started.form(shape))?),
         Some(call.output(("out", dweight), x, small(&weight.shape))?),
         call.optional_output(wanted[2], ("out", dbias), x, small(&channels))?,
         call.optional_output(wanted[3], ("out", dinitial), x, started.form(&of_states))?,
@@ -245,13 +279,13 @@ fn update<'py>(
     let (call, x) = Call::new(UPDATE, ("x", x), keywords.stream)?;
     // One position lies in either order, so states say which.
     let order = keywords.memory.order(UPDATE, &call.read(("states", states))?, 3)?;
-    let started = Started::new(Images { op: UPDATE, call, order }, x, weight, keywords)?;
+    let started = Started::new(Images { op: UPDATE, call, order }, (x, false), weight, keywords)?;
     let of_states = started.states();
-    let Started { images: Images { call, .. }, x, weight, bias, conv } = &started;
+    let Started { images: Images { call, .. }, x, weight, bias, conv, shape, .. } = &started;
     let plan = call.plan(&PLANS, &CausalConv1dUpdateDesc { conv: *conv })?;
     let outputs = [
         Some(call.updated_in(("states", states), started.form(&of_states))?),
-        Some(call.output(("out", keywords.out), x, started.form(&x.shape))?),
+        Some(call.output(("out", keywords.out), x, started.form(shape))?),
     ];
     let inputs = [Some(x), Some(weight), bias.as_ref()];
     let [_, y] = call.run_some(inputs, outputs, move |stream, [x, weight, bias], [states, y]| {

@@ -39,38 +39,6 @@ struct Started<'py> {
     scan: ChunkScan,
 }
 
-/// Elements from one position to the next of an array `[batch, len, ...]`, if positions are without gaps within and as far apart
-/// everywhere.
-fn position_stride(array: &Array<'_>) -> Option<usize> {
-    let (shape, strides) = (&*array.shape, &*array.strides);
-    let mut width = 1usize;
-    for (extent, stride) in shape[2..].iter().zip(&strides[2..]).rev() {
-        if *extent != 1 && usize::try_from(*stride) != Ok(width) {
-            return None;
-        }
-        width = width.checked_mul(*extent)?;
-    }
-    let [batch, len] = [shape[0], shape[1]];
-    let stride = match (batch, len) {
-        (0 | 1, 0 | 1) => width,
-        (_, 0 | 1) => usize::try_from(strides[0]).ok()?,
-        _ => usize::try_from(strides[1]).ok()?,
-    };
-    let even = batch < 2 || usize::try_from(strides[0]).ok() == stride.checked_mul(len);
-    (even && stride >= width).then_some(stride)
-}
-
-/// The array with positions that may lie apart: itself, or a copy. Its stride of positions, too.
-fn positions<'py>(call: &Call<'py>, array: Array<'py>) -> PyResult<(Array<'py>, usize)> {
-    let width = array.shape[2..].iter().fold(1usize, |n, extent| n.saturating_mul(*extent));
-    let found = if array.len() == 0 { None } else { position_stride(&array) };
-    let Some(stride) = found else { return Ok((call.row_major(array)?, width)) };
-    let mut array = array;
-    let before = (array.shape[0] * array.shape[1] - 1).saturating_mul(stride);
-    array.span = Some(before.saturating_add(width));
-    Ok((array, stride))
-}
-
 impl<'py> Started<'py> {
     fn new(
         op: &'static str,
@@ -87,7 +55,7 @@ impl<'py> Started<'py> {
             let array = call.read(named)?;
             array.expect_dtype(dtype)?;
             array.expect_shape(shape)?;
-            positions(&call, array)
+            call.positions(array)
         };
         let (dt, of_dt) = of_type(("dt", dt), &[batch, len, heads])?;
         let a = call.small(("A", a), DType::F32, &[heads])?;
@@ -96,9 +64,9 @@ impl<'py> Started<'py> {
         let rows = [batch, len, groups, state];
         b.expect_dtype(dtype)?;
         b.expect_shape(&rows)?;
-        let (b, of_b) = positions(&call, b)?;
+        let (b, of_b) = call.positions(b)?;
         let (c, of_c) = of_type(("C", c), &rows)?;
-        let (x, of_x) = positions(&call, x)?;
+        let (x, of_x) = call.positions(x)?;
         let d = call.optional(("D", keywords.d), DType::F32, &[heads])?;
         let dt_bias = call.optional(("dt_bias", keywords.dt_bias), DType::F32, &[heads])?;
         let scan = ChunkScan {

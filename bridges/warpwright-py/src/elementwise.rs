@@ -11,7 +11,7 @@ use warpwright::plan::{PlanCache, Real, View};
 use warpwright::{DType, PlanError};
 
 use crate::array::{Array, Site, dtype_given};
-use crate::call::{Call, Form, present};
+use crate::call::{Call, Form, Wanted, present};
 use crate::error::{self, Class, Problem};
 use crate::library::{Maybe, Object};
 use crate::many::Listed;
@@ -27,15 +27,15 @@ struct Numbers<'py> {
     dropout: Option<(f64, Array<'py>)>,
 }
 
-/// An expression of arrays, broadcast, as an array of type `dtype`.
+/// Expressions of arrays, which are broadcast, as arrays of type `dtype`: one for each of `outputs`.
 fn launch<'py>(
     call: &Call<'py>,
     inputs: Vec<Array<'py>>,
-    expr: Expr,
+    exprs: Vec<Expr>,
     numbers: Numbers<'py>,
     dtype: DType,
-    out: Maybe<'_, 'py>,
-) -> PyResult<Object<'py>> {
+    outputs: &[Wanted<'_, 'py>],
+) -> PyResult<Vec<Object<'py>>> {
     static PLANS: PlanCache<ElementwiseDesc> = PlanCache::new();
     let shape = broadcast_shape(inputs.iter().map(|x| &*x.shape)).map_err(|e| call.raise(e))?;
     let inputs = inputs.into_iter().map(|x| call.viewed(x)).collect::<PyResult<Vec<_>>>()?;
@@ -44,25 +44,53 @@ fn launch<'py>(
         |x: &Array<'py>| View::new(&x.shape, &x.strides).map(|view| InputDesc { dtype: x.dtype, view });
     let (probability, random) = numbers.dropout.unzip();
     let desc = ElementwiseDesc {
-        outputs: vec![expr],
-        dtypes: vec![dtype],
+        dtypes: vec![dtype; exprs.len()],
+        outputs: exprs,
         shape: shape.clone(),
         inputs: inputs.iter().filter_map(described).collect(),
         scalars: numbers.scalars,
         dropout: probability.map(Real::new),
     };
     let plan = call.plan(&PLANS, &desc)?;
-    let y = call.output(("out", out), &inputs[0], Form::RowMajor(dtype, &shape))?.in_shape(&shape);
+    let output = |wanted: &Wanted<'_, 'py>| {
+        let y = call.output(*wanted, &inputs[0], Form::RowMajor(dtype, &shape))?;
+        Ok(Some(y.in_shape(&shape)))
+    };
+    let results = outputs.iter().map(output).collect::<PyResult<Vec<_>>>()?;
     let arguments = std::iter::once(random.as_ref()).chain(inputs.iter().map(Some)).collect();
-    let mut found =
-        call.run_many::<Listed, Listed>(arguments, vec![Some(y)], move |stream, inputs, outputs| {
-            let mut inputs = inputs.into_iter();
-            let random = inputs.next().flatten();
-            let inputs = inputs.map(|x| Operand::Tensor(present(x))).collect();
-            let outputs = outputs.into_iter().map(present).collect();
-            Ok(plan.launch(stream, ElementwiseArgs { inputs, random, outputs })?)
-        })?;
-    Ok(present(found.swap_remove(0)))
+    let found = call.run_many::<Listed, Listed>(arguments, results, move |stream, inputs, outputs| {
+        let mut inputs = inputs.into_iter();
+        let random = inputs.next().flatten();
+        let inputs = inputs.map(|x| Operand::Tensor(present(x))).collect();
+        let outputs = outputs.into_iter().map(present).collect();
+        Ok(plan.launch(stream, ElementwiseArgs { inputs, random, outputs })?)
+    })?;
+    Ok(found.into_iter().map(present).collect())
+}
+
+/// Whether arrays of one shape and type have gaps behind rows, or other gaps than the first one, so that an operation that takes its arguments
+/// as sequences would have to copy them first.
+fn are_rows(inputs: &[Array<'_>]) -> bool {
+    let first = &inputs[0];
+    let alike = |x: &Array<'_>| x.dtype == first.dtype && x.shape == first.shape && x.has_rows();
+    let sequences = first.is_dense() && inputs.iter().all(|x| x.has_layout_of(first));
+    !sequences && !first.shape.contains(&0) && inputs.iter().all(alike)
+}
+
+/// Expressions of such arrays of PyTorch where they lie, if there are any, as new arrays in row-major order; takes the arrays then.
+pub(crate) fn of_rows<'py, const O: usize>(
+    call: &Call<'py>,
+    inputs: &mut Vec<Array<'py>>,
+    exprs: impl FnOnce() -> Option<[Expr; O]>,
+) -> PyResult<Option<[Object<'py>; O]>> {
+    if !are_rows(inputs) {
+        return Ok(None);
+    }
+    let Some(exprs) = exprs() else { return Ok(None) };
+    let (dtype, inputs) = (inputs[0].dtype, std::mem::take(inputs));
+    let found = launch(call, inputs, exprs.into(), Numbers::default(), dtype, &[("out", None); O])?;
+    let mut found = found.into_iter();
+    Ok(Some(std::array::from_fn(|_| present(found.next()))))
 }
 
 /// The type that holds the elements of both: float64 if there is one, float32 for float16 beside bfloat16; a mask has that of what it stands beside.
@@ -79,7 +107,7 @@ fn promoted(a: DType, b: DType) -> DType {
 ///
 /// expr: text as "silu(add(x0, mul(x1, s0)))": x0, x1, .. are the arrays, at most 6, s0, s1, .. the numbers `scalars`, at most 8, which are not part of
 /// the kernel, and 0.5 or inf is a number that is. Functions of one argument: neg, abs, square, reciprocal, sqrt, rsqrt, exp, log, relu, sigmoid,
-/// tanh, silu, gelu_erf, gelu_tanh, softplus; of two: add, sub, mul, div, minimum, maximum, lt, le, gt, ge, eq, ne; of three: where. Comparisons give
+/// tanh, silu, gelu_erf, gelu_tanh, softplus, and silu_derivative, gelu_erf_derivative, gelu_tanh_derivative; of two: add, sub, mul, div, minimum, maximum, lt, le, gt, ge, eq, ne; of three: where. Comparisons give
 /// 1 or 0. Arrays are float32, float64, float16, bfloat16, or uint8 as masks, each of its own type and with any strides; computed is in float64 if
 /// one is, else in float32. The result has the dtype that holds all of them, or `dtype`, where uint8 is 1 where the expression is not 0, and is in
 /// row-major order; `out` may be one of the arrays.
@@ -112,7 +140,8 @@ pub(crate) fn elementwise<'py>(
         None => inputs.iter().map(|x| x.dtype).fold(inputs[0].dtype, promoted),
     };
     let scalars = scalars.into_iter().map(Real::new).collect();
-    launch(&call, inputs, expr, Numbers { scalars, dropout: None }, dtype, out)
+    let numbers = Numbers { scalars, dropout: None };
+    Ok(launch(&call, inputs, vec![expr], numbers, dtype, &[("out", out)])?.swap_remove(0))
 }
 
 /// Elements of x are set to 0 at random, and the others divided by 1 - p.
@@ -174,5 +203,5 @@ fn dropped<'py>(
     }
     let random = call.small(("random", random), DType::I64, &[2])?;
     let numbers = Numbers { scalars: Vec::new(), dropout: Some((p, random)) };
-    launch(call, inputs, expr.clone(), numbers, dtype, out)
+    Ok(launch(call, inputs, vec![expr.clone()], numbers, dtype, &[("out", out)])?.swap_remove(0))
 }

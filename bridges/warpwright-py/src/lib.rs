@@ -19,9 +19,9 @@
 //! | `xla` | XLA's foreign function interface |
 //! | `stable` | PyTorch's stable C interface |
 //! | `operators` `repeated` | operators of PyTorch's dispatcher without Python; direct calls of PyTorch that are repeated |
-//! | `images` `softmax` `matmul` `node` | the families, each of which turns keywords into a descriptor in one place |
+//! | `elementwise` `images` `softmax` `matmul` `node` | the families, each of which turns keywords into a descriptor in one place |
 //! | `attention` `batch` `cast` `cross_entropy` `grouped` `groups` `local_response` `ops` `quantize` `recurrent` `rows` `scaled` | |
-//! | `causal_conv` `cells` `conv` `cumsum` `elementwise` `embedding` `gather_scatter` `optimizer` `parameter` `pool` `reduce` `resize` `rotary` `tensor_map` `topk` | |
+//! | `causal_conv` `cells` `conv` `cumsum` `embedding` `gather_scatter` `optimizer` `parameter` `pool` `reduce` `resize` `rotary` `tensor_map` `topk` | |
 //! | `chunk_scan` `feed_forward` `kv_cache` `linear_cross_entropy` `matmul_4bit` `selective_scan` | |
 //! | `emulator` | `run` and `lint` |
 

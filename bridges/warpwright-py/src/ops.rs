@@ -6,10 +6,22 @@ use warpwright::activation::{
     Activation, ActivationArgs, ActivationBackwardArgs, ActivationBackwardDesc, ActivationDesc,
     GatedActivation, GatedArgs, GatedBackwardArgs, GatedBackwardDesc, GatedDesc,
 };
+use warpwright::elementwise::{Expr, Unary};
 use warpwright::plan::{PlanCache, Real};
 
 use crate::call::{elementwise, several};
+use crate::elementwise::of_rows;
 use crate::library::{Maybe, Object};
+
+/// An activation and its derivative as functions of expressions, if it is one of those that gates have.
+fn value_and_derivative(activation: Activation) -> Option<[Unary; 2]> {
+    match activation {
+        Activation::Silu => Some([Unary::Silu, Unary::SiluDerivative]),
+        Activation::GeluErf => Some([Unary::GeluErf, Unary::GeluErfDerivative]),
+        Activation::GeluTanh => Some([Unary::GeluTanh, Unary::GeluTanhDerivative]),
+        _ => None,
+    }
+}
 
 fn forward<'py>(
     op: &'static str,
@@ -27,6 +39,10 @@ fn forward<'py>(
         stream,
         |e| ActivationDesc { activation, dtype: e.dtype, len: e.len },
         |[x], [y]| ActivationArgs { x: Some(x), y },
+        |call, rows| {
+            let exprs = || value_and_derivative(activation).map(|[value, _]| [Expr::input(0).unary(value)]);
+            of_rows(call, rows, exprs)
+        },
     )?;
     Ok(y)
 }
@@ -48,6 +64,12 @@ fn backward<'py>(
         stream,
         |e| ActivationBackwardDesc { activation, dtype: e.dtype, len: e.len },
         |[x, dy], [dx]| ActivationBackwardArgs { x, dy: Some(dy), dx },
+        |call, rows| {
+            of_rows(call, rows, || {
+                let [_, derivative] = value_and_derivative(activation)?;
+                Some([Expr::input(1) * Expr::input(0).unary(derivative)])
+            })
+        },
     )?;
     Ok(dx)
 }
@@ -69,6 +91,10 @@ fn gated<'py>(
         stream,
         |e| GatedDesc { activation, dtype: e.dtype, len: e.len },
         |[gate, up], [y]| GatedArgs { gate, up, y },
+        |call, rows| {
+            let unit = |[value, _]: [Unary; 2]| [Expr::input(0).unary(value) * Expr::input(1)];
+            of_rows(call, rows, || value_and_derivative(activation.activation()).map(unit))
+        },
     )?;
     Ok(y)
 }
@@ -93,6 +119,13 @@ fn gated_backward<'py>(
         stream,
         |e| GatedBackwardDesc { activation, dtype: e.dtype, len: e.len },
         |[gate, up, dy], [dgate, dup]| GatedBackwardArgs { gate, up, dy, dgate, dup },
+        |call, rows| {
+            let [gate, up, dy] = [0, 1, 2].map(Expr::input);
+            let gradients = |[value, derivative]: [Unary; 2]| {
+                [&dy * &up * gate.unary(derivative), &dy * gate.unary(value)]
+            };
+            of_rows(call, rows, || value_and_derivative(activation.activation()).map(gradients))
+        },
     )?;
     PyTuple::new(py, grads)
 }

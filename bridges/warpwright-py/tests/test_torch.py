@@ -9,6 +9,7 @@ import torch.nn.functional as F  # noqa: E402
 
 import warpwright as ww  # noqa: E402
 import warpwright.torch as wt  # noqa: E402
+from warpwright import _interop  # noqa: E402
 
 BUDGETS = {torch.float32: 1e-6, torch.float64: 1e-13, torch.float16: 6e-4, torch.bfloat16: 5e-3}
 THEIRS = {
@@ -123,6 +124,29 @@ def test_strides(name, torch_device):
         ALL[name](*wide).sum().backward()
         for a, b in zip(leaves, wide):
             torch.testing.assert_close(a.grad, b.grad, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", BUDGETS, ids=str)
+@pytest.mark.parametrize("columns", [40, 33])
+@pytest.mark.parametrize("name", ["silu", "gelu_erf", "gelu_tanh", *GATES])
+def test_halves_of_rows(name, columns, dtype, torch_device, monkeypatch):
+    """They are read where they lie: what a projection makes for several is not copied first."""
+    monkeypatch.setattr(_interop, "closed_up", lambda tensor: pytest.fail(f"a copy of {tuple(tensor.shape)}"))
+    both = torch.randn(3, 5, 2 * columns, device=torch_device, dtype=dtype).chunk(2, -1)
+    halves = both if name in GATES else both[1:]
+    # The second of a gate may as well lie by itself.
+    for given in (halves, [*halves[:1], *(half.contiguous() for half in halves[1:])]):
+        mine = [half.detach().requires_grad_() for half in given]
+        wide = [half.detach().double().requires_grad_() for half in given]
+        y, reference = getattr(wt, name)(*mine), ALL[name](*wide)
+        assert y.is_contiguous() and y.dtype == dtype
+        assert distance(y, reference) <= BUDGETS[dtype]
+        dy = torch.randn_like(y)
+        y.backward(dy)
+        reference.backward(dy.double())
+        for x, w in zip(mine, wide):
+            assert x.grad.dtype == dtype
+            assert distance(x.grad, w.grad) <= 2 * BUDGETS[dtype]
 
 
 def test_zero_size(torch_device):

@@ -66,26 +66,42 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
             for dtype in DType::FLOATS {
                 for &(shape, width, [bias, silu], beside, values) in &situations {
                     let [batch, channels, len] = shape;
-                    let conv = CausalConv1d { dtype, layout, batch, channels, len, width, bias, silu };
-                    let states = beside == Beside::States;
-                    let desc = CausalConv1dDesc {
-                        conv,
-                        initial_states: states,
-                        final_states: states,
-                        sequences: beside == Beside::Sequences,
-                    };
-                    out.push(Case {
-                        op: if kind == Kind::Update { "causal_conv1d_update" } else { "causal_conv1d" },
-                        direction: match kind {
-                            Kind::Backward => Direction::Backward,
-                            _ => Direction::Forward,
-                        },
-                        dtype,
-                        shape: shape.to_vec(),
-                        input: format!("{layout:?}, width {width}, {beside:?}, {values:?}, silu {silu}"),
-                        budget: budget::elementwise(dtype),
-                        subject: Arc::new(ConvSubject { kind, desc, values, lead: usize::from(batch == 3) }),
-                    });
+                    // Rows of `x` that are parts of longer ones, of which vectors are whole and not.
+                    let gaps =
+                        kind != Kind::Update && layout == Layout::ChannelsLast && batch == 2 && len > 40;
+                    let strides = [None, Some(channels + 16), Some(channels + 3)];
+                    for position_stride in strides.into_iter().take(if gaps { 3 } else { 1 }) {
+                        let conv = CausalConv1d { dtype, layout, batch, channels, len, width, bias, silu };
+                        let states = beside == Beside::States;
+                        let desc = CausalConv1dDesc {
+                            conv,
+                            initial_states: states,
+                            final_states: states,
+                            sequences: beside == Beside::Sequences,
+                            position_stride,
+                        };
+                        let gap = position_stride
+                            .map_or_else(String::new, |stride| format!(", rows {stride} apart"));
+                        out.push(Case {
+                            op: if kind == Kind::Update { "causal_conv1d_update" } else { "causal_conv1d" },
+                            direction: match kind {
+                                Kind::Backward => Direction::Backward,
+                                _ => Direction::Forward,
+                            },
+                            dtype,
+                            shape: shape.to_vec(),
+                            input: format!(
+                                "{layout:?}, width {width}, {beside:?}, {values:?}, silu {silu}{gap}"
+                            ),
+                            budget: budget::elementwise(dtype),
+                            subject: Arc::new(ConvSubject {
+                                kind,
+                                desc,
+                                values,
+                                lead: usize::from(batch == 3),
+                            }),
+                        });
+                    }
                 }
             }
         }
@@ -243,6 +259,17 @@ impl ConvSubject {
         }
     }
 
+    /// `x` in memory: NaN in the gaps, which nobody may read.
+    fn placed_x(&self, bench: &mut Bench<'_>, x: &[f64]) -> Result<Placed, CaseError> {
+        let CausalConv1d { dtype, channels, .. } = self.conv();
+        let Some(stride) = self.desc.position_stride else { return bench.input("x", dtype, x, self.lead) };
+        let mut all = vec![f64::NAN; x.len() / channels * stride - (stride - channels)];
+        for (row, to) in x.chunks(channels).zip(all.chunks_mut(stride)) {
+            to[..channels].copy_from_slice(row);
+        }
+        bench.input("x", dtype, &all, self.lead)
+    }
+
     /// The reference of a sample's channel.
     fn with_channel<R>(&self, t: &Tensors, at: [usize; 2], f: impl FnOnce(Channel<'_>) -> R) -> R {
         let CausalConv1d { len, width, silu, .. } = self.conv();
@@ -268,7 +295,7 @@ impl ConvSubject {
     fn forward(&self, bench: &mut Bench<'_>) -> Result<Comparison, CaseError> {
         let (dtype, lead, t) = (self.conv().dtype, self.lead, self.tensors());
         let plan = self.desc.plan(bench.target())?;
-        let x = bench.input("x", dtype, &t.x, lead)?;
+        let x = self.placed_x(bench, &t.x)?;
         let weight = bench.input("weight", dtype, &t.weight, lead)?;
         let bias = bench.optional_input("bias", dtype, t.bias.as_ref(), lead)?;
         let states = bench.optional_input("initial_states", dtype, t.states.as_ref(), lead)?;
@@ -326,7 +353,7 @@ impl ConvSubject {
     fn backward(&self, bench: &mut Bench<'_>) -> Result<Comparison, CaseError> {
         let (dtype, lead, t) = (self.conv().dtype, self.lead, self.tensors());
         let plan = CausalConv1dBackwardDesc { forward: self.desc }.plan(bench.target())?;
-        let x = bench.input("x", dtype, &t.x, lead)?;
+        let x = self.placed_x(bench, &t.x)?;
         let dy = bench.input("dy", dtype, &t.dy, lead)?;
         let weight = bench.input("weight", dtype, &t.weight, lead)?;
         let bias = bench.optional_input("bias", dtype, t.bias.as_ref(), lead)?;
@@ -402,6 +429,11 @@ impl Subject for ConvSubject {
 
     fn layout(&self) -> String {
         let CausalConv1d { layout, width, silu, .. } = self.conv();
-        format!("{:?} {layout:?} {width} {silu} {}", self.kind, self.desc.sequences)
+        format!(
+            "{:?} {layout:?} {width} {silu} {} {}",
+            self.kind,
+            self.desc.sequences,
+            self.desc.position_stride.is_some()
+        )
     }
 }

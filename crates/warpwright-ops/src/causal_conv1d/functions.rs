@@ -90,6 +90,7 @@ impl CausalConv1dOptions<'_> {
             initial_states: self.initial_states.is_some(),
             final_states: self.final_states,
             sequences: self.seq_idx.is_some(),
+            position_stride: None,
         })
     }
 }

@@ -29,7 +29,7 @@ use crate::PlanError;
 pub use crate::batch_norm::Layout;
 use crate::catalogue::Direction;
 use crate::plan::{self, Operation, Plan, Variant};
-use crate::tensors::{InSlot, tensors};
+use crate::tensors::{InSlot, SlotSpec, tensors};
 
 pub use functions::*;
 use kernels::{BackwardArgs, Config, ForwardArgs, ParameterArgs, Parameters, Problem, lines, walk};
@@ -75,6 +75,9 @@ pub struct CausalConv1dDesc {
     pub final_states: bool,
     /// Whether positions belong to sequences; not together with states.
     pub sequences: bool,
+    /// Elements from one position of `x` to the next where its channels are innermost and its rows are parts of longer ones; without, they are
+    /// the channels. All other tensors are without gaps.
+    pub position_stride: Option<usize>,
 }
 
 tensors! {
@@ -170,6 +173,8 @@ struct Checked {
     target: Target,
     /// Elements of `x`, of the weight, and of the states.
     elements: [usize; 3],
+    /// Elements from one position of `x` to the next, where channels are innermost.
+    position_stride: usize,
 }
 
 /// How the shares of a sample are made and handed out.
@@ -200,13 +205,28 @@ impl CausalConv1d {
             return Err(PlanError::refused(op, "batch", batch, expected));
         }
         let elements = [batch * channels * len, channels * width, batch * channels * (width - 1)];
-        Ok(Checked { op, conv: *self, target, elements })
+        Ok(Checked { op, conv: *self, target, elements, position_stride: channels })
     }
 }
 
 impl CausalConv1dDesc {
     fn check(&self, target: Target) -> Result<Checked, PlanError> {
-        let checked = self.conv.check(OP, target)?;
+        let mut checked = self.conv.check(OP, target)?;
+        if let Some(stride) = self.position_stride {
+            let CausalConv1d { layout, batch, channels, len, .. } = self.conv;
+            let refuse = |expected| PlanError::refused(OP, "position_stride", stride, expected);
+            if layout != Layout::ChannelsLast {
+                return Err(refuse("given where channels are innermost alone"));
+            }
+            if stride < channels {
+                return Err(refuse("at least the channels"));
+            }
+            let sample = stride.checked_mul(len.max(1)).filter(|n| *n <= MAX_SAMPLE);
+            if sample.and_then(|n| n.checked_mul(batch.max(1))).and_then(|n| n.checked_mul(8)).is_none() {
+                return Err(refuse("so small that a sample has at most 2^31 elements"));
+            }
+            checked.position_stride = stride;
+        }
         let states = self.initial_states || self.final_states;
         if states && self.sequences {
             return Err(PlanError::refused(OP, "sequences", true, "false where there are states"));
@@ -226,13 +246,14 @@ impl Operation for CausalConv1dDesc {
         let checked = self.check(target)?;
         let CausalConv1d { dtype, layout, channels, len, .. } = self.conv;
         let [x, weight, states] = checked.elements;
+        let y = Args::y.holds(dtype, x);
         let tensors = Args::specs([
-            Args::x.holds(dtype, x),
+            Args::x.holds(dtype, checked.span()),
             Args::weight.holds(dtype, weight),
             Args::bias.holds(dtype, channels).optional(self.conv.bias),
             Args::initial_states.holds(dtype, states).optional(self.initial_states),
             Args::seq_idx.holds(DType::I32, self.conv.batch * len).optional(self.sequences),
-            Args::y.holds(dtype, x).like(Args::x),
+            if checked.span() == x { y.like(Args::x) } else { y },
             Args::final_states.holds(dtype, states).optional(self.final_states),
         ]);
         let variants = checked.variants(self.sequences, Direction::Forward, |config| {
@@ -295,7 +316,7 @@ impl Operation for CausalConv1dBackwardDesc {
 
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         type Args<'a> = CausalConv1dBackwardArgs<'a>;
-        let CausalConv1dDesc { conv, initial_states, final_states, sequences } = self.forward;
+        let CausalConv1dDesc { conv, initial_states, final_states, sequences, .. } = self.forward;
         let checked = self.forward.check(target)?;
         let CausalConv1d { dtype, layout, batch, channels, len, width, bias, .. } = conv;
         let [x, weight, states] = checked.elements;
@@ -310,15 +331,16 @@ impl Operation for CausalConv1dBackwardDesc {
             let expected = "so few that the bytes of a tensor can be counted";
             return Err(PlanError::refused(OP, "batch", batch, expected));
         };
+        let like_x = |spec: SlotSpec| if checked.span() == x { spec.like(Args::x) } else { spec };
         let tensors = Args::specs([
-            Args::x.holds(dtype, x),
+            Args::x.holds(dtype, checked.span()),
             Args::weight.holds(dtype, weight),
             Args::bias.holds(dtype, channels).optional(bias),
             Args::initial_states.holds(dtype, states).optional(initial_states),
             Args::seq_idx.holds(DType::I32, batch * len).optional(sequences),
-            Args::dy.holds(dtype, x).like(Args::x),
+            like_x(Args::dy.holds(dtype, x)),
             Args::dfinal_states.holds(dtype, states).optional(final_states),
-            Args::dx.holds(dtype, x).like(Args::x),
+            like_x(Args::dx.holds(dtype, x)),
             Args::dweight.holds(dtype, weight),
             Args::dbias.holds(dtype, channels).optional(bias),
             Args::dinitial_states.holds(dtype, states).optional(initial_states),
@@ -356,6 +378,16 @@ impl Operation for CausalConv1dBackwardDesc {
 }
 
 impl Checked {
+    /// Elements from the first of `x` to the last.
+    fn span(&self) -> usize {
+        let CausalConv1d { batch, channels, len, .. } = self.conv;
+        match self.elements[0] {
+            0 => 0,
+            x if self.conv.layout == Layout::ChannelsFirst => x,
+            _ => (batch * len - 1) * self.position_stride + channels,
+        }
+    }
+
     fn config(&self, sequences: bool, direction: Direction) -> Config {
         let CausalConv1d { dtype, layout, width, silu, .. } = self.conv;
         let vector = tuning::vector(dtype, layout, direction);
@@ -374,7 +406,9 @@ impl Checked {
             Layout::ChannelsFirst => self.conv.len,
             Layout::ChannelsLast => self.conv.channels,
         };
-        let aligned = innermost.is_multiple_of(config.vector as usize);
+        let vector = config.vector as usize;
+        let aligned = innermost.is_multiple_of(vector)
+            && (self.conv.layout == Layout::ChannelsFirst || self.position_stride.is_multiple_of(vector));
         let all = [(aligned, ALIGNMENT), (true, 1)].into_iter().filter(|(possible, _)| *possible);
         all.map(|(_, alignment)| {
             let step = step(Config { aligned: alignment > 1, ..config })?;
@@ -420,6 +454,7 @@ impl Checked {
             items: plan::small(shares.items),
             tiles: plan::small(shares.items).div_ceil(shares.of_block),
             run: shares.run,
+            position_stride: plan::small(self.position_stride),
         }
     }
 

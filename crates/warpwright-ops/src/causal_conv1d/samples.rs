@@ -43,7 +43,13 @@ fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
     }
     let states = o.states().is_some();
     let sequences = o.seq_idx().is_some();
-    let forward = CausalConv1dDesc { conv, initial_states: states, final_states: states, sequences };
+    let forward = CausalConv1dDesc {
+        conv,
+        initial_states: states,
+        final_states: states,
+        sequences,
+        position_stride: None,
+    };
     asked.either(&forward, &CausalConv1dBackwardDesc { forward })
 }
 
@@ -66,7 +72,13 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
     };
     let whole = || {
         let of = |sequences| {
-            move |conv| CausalConv1dDesc { conv, initial_states: false, final_states: false, sequences }
+            move |conv| CausalConv1dDesc {
+                conv,
+                initial_states: false,
+                final_states: false,
+                sequences,
+                position_stride: None,
+            }
         };
         every().flat_map(move |conv| [false, true].map(|sequences| of(sequences)(conv)))
     };

@@ -49,13 +49,19 @@ pub enum Unary {
     GeluTanh,
     /// `log(1 + exp(x))`
     Softplus,
+    /// The derivative of [`Silu`](Self::Silu).
+    SiluDerivative,
+    /// The derivative of [`GeluErf`](Self::GeluErf).
+    GeluErfDerivative,
+    /// The derivative of [`GeluTanh`](Self::GeluTanh).
+    GeluTanhDerivative,
     /// 0 where [`Dropout`](crate::Dropout) drops the element, and `x / (1 - probability)` elsewhere.
     Dropout,
 }
 
 impl Unary {
     /// Every function.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 19] = [
         Self::Neg,
         Self::Abs,
         Self::Square,
@@ -71,6 +77,9 @@ impl Unary {
         Self::GeluErf,
         Self::GeluTanh,
         Self::Softplus,
+        Self::SiluDerivative,
+        Self::GeluErfDerivative,
+        Self::GeluTanhDerivative,
         Self::Dropout,
     ];
 
@@ -92,6 +101,9 @@ impl Unary {
             Self::GeluErf => "gelu_erf",
             Self::GeluTanh => "gelu_tanh",
             Self::Softplus => "softplus",
+            Self::SiluDerivative => "silu_derivative",
+            Self::GeluErfDerivative => "gelu_erf_derivative",
+            Self::GeluTanhDerivative => "gelu_tanh_derivative",
             Self::Dropout => "dropout",
         }
     }
@@ -344,6 +356,9 @@ methods! {
     gelu_erf => GeluErf, "GELU by the error function.";
     gelu_tanh => GeluTanh, "GELU by its tanh approximation.";
     softplus => Softplus, "`log(1 + exp(x))`";
+    silu_derivative => SiluDerivative, "The derivative of [`silu`](Self::silu).";
+    gelu_erf_derivative => GeluErfDerivative, "The derivative of [`gelu_erf`](Self::gelu_erf).";
+    gelu_tanh_derivative => GeluTanhDerivative, "The derivative of [`gelu_tanh`](Self::gelu_tanh).";
     dropout => Dropout, "0 where the launch drops the element, which is numbered as in the output, and `x / (1 - probability)` elsewhere.";
 }
 

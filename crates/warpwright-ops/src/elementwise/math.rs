@@ -77,6 +77,7 @@ impl<'k, 'e, A: Accumulate> Element<'k, 'e, A> {
 
     fn unary(&self, f: Unary, x: Reg<'k, A>) -> Reg<'k, A> {
         let activation = |f| activation::evaluate(f, x, self.dtype);
+        let derivative = |f| activation::differentiate(f, (x, self.k.lit(1.0)), self.dtype);
         match f {
             Unary::Neg => -x,
             Unary::Abs => x.abs(),
@@ -94,6 +95,9 @@ impl<'k, 'e, A: Accumulate> Element<'k, 'e, A> {
             Unary::GeluTanh => activation(Activation::GeluTanh),
             // The activation would multiply by its parameter, and divide again.
             Unary::Softplus => x.softplus_for(Precision::of(self.dtype)),
+            Unary::SiluDerivative => derivative(Activation::Silu),
+            Unary::GeluErfDerivative => derivative(Activation::GeluErf),
+            Unary::GeluTanhDerivative => derivative(Activation::GeluTanh),
             Unary::Dropout => match self.dropout {
                 Some((kept, keeping)) => kept.select(x * keeping, 0.0),
                 None => x,

@@ -11,6 +11,7 @@
 //! | `0.5`, `inf` | a number that is part of the kernel |
 //! | `neg`, `abs`, `square`, `reciprocal`, `sqrt`, `rsqrt`, `exp`, `log` | as their names say |
 //! | `relu`, `sigmoid`, `tanh`, `silu`, `gelu_erf`, `gelu_tanh`, `softplus` | the [activations](crate::activation), `softplus` with beta 1 |
+//! | `silu_derivative`, `gelu_erf_derivative`, `gelu_tanh_derivative` | the derivatives of three of them |
 //! | `add`, `sub`, `mul`, `div` of two | rounded one by one |
 //! | `minimum`, `maximum` of two | NaN if either is NaN |
 //! | `lt`, `le`, `gt`, `ge`, `eq`, `ne` of two | 1 or 0; with NaN only `ne` is 1 |

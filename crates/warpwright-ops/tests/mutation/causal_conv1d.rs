@@ -41,7 +41,7 @@ fn desc(
     };
     let (initial_states, final_states) =
         (!sequences && ![3, 12].contains(&channels), !sequences && channels != 6);
-    CausalConv1dDesc { conv, initial_states, final_states, sequences }
+    CausalConv1dDesc { conv, initial_states, final_states, sequences, position_stride: None }
 }
 
 /// Runs that end within a batch of positions, at its end, and behind it; samples that are shorter than a window; one block and more.

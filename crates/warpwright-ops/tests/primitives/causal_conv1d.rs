@@ -16,7 +16,13 @@ fn conv(layout: Layout, [batch, channels, len]: [usize; 3]) -> CausalConv1d {
 }
 
 fn plain(conv: CausalConv1d) -> CausalConv1dDesc {
-    CausalConv1dDesc { conv, initial_states: false, final_states: false, sequences: false }
+    CausalConv1dDesc {
+        conv,
+        initial_states: false,
+        final_states: false,
+        sequences: false,
+        position_stride: None,
+    }
 }
 
 fn floats(device: &Device, values: &[f32], shape: &[usize]) -> Tensor {
@@ -48,6 +54,15 @@ fn descriptors_without_meaning_are_refused() {
     let states = CausalConv1dDesc { initial_states: true, ..plain(good) };
     refused(CausalConv1dDesc { sequences: true, ..states }, "sequences");
     refused(CausalConv1dDesc { conv: CausalConv1d { len: 0, ..good }, ..states }, "len");
+    let rows = |layout, stride| CausalConv1dDesc {
+        position_stride: Some(stride),
+        ..plain(CausalConv1d { layout, ..good })
+    };
+    rows(Layout::ChannelsLast, 8).plan(TARGET).expect("the model of the others");
+    refused(rows(Layout::ChannelsLast, 7), "position_stride");
+    refused(rows(Layout::ChannelsFirst, 16), "position_stride");
+    refused(rows(Layout::ChannelsLast, 1 << 28), "position_stride");
+    refused(rows(Layout::ChannelsLast, usize::MAX), "position_stride");
     let codes = plain(CausalConv1d { dtype: DType::U8, ..good });
     assert!(matches!(codes.plan(TARGET), Err(PlanError::DType { .. })));
     let empty = CausalConv1dUpdateDesc { conv: CausalConv1d { len: 0, ..good } };

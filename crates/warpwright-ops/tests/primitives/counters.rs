@@ -676,8 +676,13 @@ fn causal_conv1d(add: &mut dyn FnMut(&str, &str, Counters)) {
         bias: true,
         silu: true,
     };
-    let forward =
-        CausalConv1dDesc { conv: whole, initial_states: false, final_states: false, sequences: false };
+    let forward = CausalConv1dDesc {
+        conv: whole,
+        initial_states: false,
+        final_states: false,
+        sequences: false,
+        position_stride: None,
+    };
     add("causal_conv1d", "forward", count(&forward.plan(TARGET).expect("plan")));
     let backward = CausalConv1dBackwardDesc { forward }.plan(TARGET).expect("plan");
     add("causal_conv1d", "backward", count(&backward));

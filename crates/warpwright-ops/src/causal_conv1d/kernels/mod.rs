@@ -14,10 +14,11 @@ use super::Layout;
 use super::tuning::THREADS;
 
 kernel_args! {
-    /// The inputs that every kernel has. `items` shares of work of a sample lie in `tiles` blocks; `run` positions are a share's.
+    /// The inputs that every kernel has. `items` shares of work of a sample lie in `tiles` blocks; `run` positions are a share's. Where channels
+    /// are innermost, positions of `x` are `position_stride` elements apart.
     pub(super) struct Problem => ProblemParams {
         x: In<Elem>, weight: In<Elem>, bias: Optional<In<Elem>>, initial: Optional<In<Elem>>, ids: In<i32>,
-        channels: u32, len: u32, items: u32, tiles: u32, run: u32,
+        channels: u32, len: u32, items: u32, tiles: u32, run: u32, position_stride: u32,
     }
 }
 

@@ -19,6 +19,8 @@ struct Walk<'k> {
     config: Config,
     p: ProblemParams<'k>,
     rows: Rows<'k>,
+    /// Those of `x`.
+    given: Rows<'k>,
     states: Rows<'k>,
     /// The first channel.
     channel: U32<'k>,
@@ -47,9 +49,23 @@ impl<'k> Walk<'k> {
             false => (0..v).map(|i| share.there & (channel + i).lt(p.channels)).collect(),
         };
         let [rows, states] = Rows::of_sample(k, config, p, share.sample);
+        let given = Rows { channels: p.position_stride, ..rows };
         let start = share.outer * p.run;
         let end = (start + p.run).min(p.len);
-        Self { k, config, p, rows, states, channel, live, there: share.there, run: share.outer, start, end }
+        Self {
+            k,
+            config,
+            p,
+            rows,
+            given,
+            states,
+            channel,
+            live,
+            there: share.there,
+            run: share.outer,
+            start,
+            end,
+        }
     }
 
     /// The thread's channels where `at` points to, which are read where `p` holds, and 0 elsewhere.
@@ -114,8 +130,8 @@ impl<'k> Walk<'k> {
         let x = k.if_else(
             self.start.gt(0),
             || {
-                let first = self.p.x.at(self.rows.at(self.channel, self.start - count));
-                let pitch = self.rows.pitch(k).to_u64();
+                let first = self.p.x.at(self.given.at(self.channel, self.start - count));
+                let pitch = self.given.pitch(k).to_u64();
                 first.pitched(pitch, count).map(|at| self.load(at, None)).collect::<Vec<_>>()
             },
             || {
@@ -147,16 +163,22 @@ impl<'k> Walk<'k> {
 
     /// The positions from `l` on below `end`, behind those that are in the history.
     fn extend<A: Float>(&self, (x, ids): &mut History<'k, A>, l: U32<'k>, there: &[Pred<'k>]) {
-        x.extend(self.batch(self.p.x, l, there));
+        x.extend(self.batch(self.p.x, &self.given, l, there));
         if self.config.sequences {
             let id = |(i, &p): (u32, &Pred<'k>)| self.ids(l + i).only_where(self.there & p, Fill::Zero).get();
             ids.extend((0..).zip(there).map(id));
         }
     }
 
-    /// A batch of positions of `x` from `l` on, zeros where they are not there.
-    fn batch<A: Float>(&self, x: Ptr<'k, Read, Elem>, l: U32<'k>, there: &[Pred<'k>]) -> Vec<Row<'k, A>> {
-        let (first, pitch) = (x.at(self.rows.at(self.channel, l)), self.rows.pitch(self.k).to_u64());
+    /// A batch of positions of `x`, whose rows lie so, from `l` on, zeros where they are not there.
+    fn batch<A: Float>(
+        &self,
+        x: Ptr<'k, Read, Elem>,
+        rows: &Rows<'k>,
+        l: U32<'k>,
+        there: &[Pred<'k>],
+    ) -> Vec<Row<'k, A>> {
+        let (first, pitch) = (x.at(rows.at(self.channel, l)), rows.pitch(self.k).to_u64());
         first.pitched(pitch, BATCH).zip(there).map(|(at, &p)| self.load(at, Some(p))).collect()
     }
 
@@ -173,7 +195,7 @@ impl<'k> Walk<'k> {
             let at = self.p.len + j;
             k.if_else(
                 at.ge(count),
-                || self.load(self.p.x.at(self.rows.at(self.channel, at - count)), None),
+                || self.load(self.p.x.at(self.given.at(self.channel, at - count)), None),
                 || self.state(self.p.initial.value, at, Some(self.p.initial.is_given())),
             )
         };
@@ -262,7 +284,7 @@ impl AccumulateKernel for Backward {
         let (_, _, sums) = k.fold(k.range(walk.start, behind, BATCH), init, |l, (mut past, mut dz, sums)| {
             let there = walk.below(l, upto);
             walk.extend(&mut past, l, &there);
-            let dy = walk.batch::<A>(a.dy, l, &there);
+            let dy = walk.batch::<A>(a.dy, &walk.rows, l, &there);
             let (x, ids) = &past;
             let counts = sequences.then(|| same_sequence(width, ids));
             let counts = |i: usize| counts.as_ref().map(|all| &all[i][..]);
