@@ -58,7 +58,11 @@ fn shows_again(program: &Program, entry: &str, refutation: &Refutation) -> bool 
         .collect();
     let params = pack_args(function, &values).expect("arguments that fit");
     let options = Options { sanitizers: Sanitizers::MEMCHECK | Sanitizers::RACECHECK, ..Options::default() };
-    let report = launch(program, entry, &refutation.config, &params, &memory, &options).expect("a launch");
+    let report = match launch(program, entry, &refutation.config, &params, &memory, &options) {
+        Ok(report) => report,
+        Err(LaunchError::Fault { report, .. }) => *report,
+        Err(error) => panic!("{error}"),
+    };
     let finding = &refutation.finding;
     report.findings.iter().any(|f| (f.tool, f.kind, f.line) == (finding.tool, finding.kind, finding.line))
 }

@@ -16,6 +16,8 @@ use crate::inst::*;
 pub(super) enum Round {
     /// So many rounds after that of the barrier at the start.
     After(u8),
+    /// At least so many rounds after it.
+    Beyond(u8),
     /// The loop was entered since, and this is the round from 0.
     Since(u8),
     /// Any.
@@ -114,17 +116,26 @@ impl Divergence {
 /// The accesses between two barriers: their numbers and rounds.
 pub(super) type Interval = BTreeSet<(usize, Rounds)>;
 
-/// Barriers of a block and what lies between them.
-pub(super) struct Intervals {
-    pub(super) intervals: Vec<Interval>,
+/// Accesses by block, in order: instructions and their numbers.
+pub(super) type Places = BTreeMap<BlockId, Vec<(usize, usize)>>;
+
+/// The places of all accesses.
+pub(super) fn places(walk: &Walk<'_>) -> Places {
+    let mut places = Places::new();
+    for (number, access) in walk.accesses.iter().enumerate() {
+        places.entry(access.block).or_default().push((access.index, number));
+    }
+    places
+}
+
+/// The barriers that order the accesses of a block.
+pub(super) struct Stops {
+    barriers: BTreeMap<BlockId, Vec<usize>>,
     /// A barrier that orders nothing, because threads come to it differently.
     pub(super) divergent: Option<(BlockId, usize)>,
 }
 
-/// Accesses by block, in order.
-type Places = BTreeMap<BlockId, Vec<(usize, usize)>>;
-
-impl Intervals {
+impl Stops {
     pub(super) fn new(walk: &Walk<'_>, divergence: &Divergence) -> Self {
         let mut barriers: BTreeMap<BlockId, Vec<usize>> = BTreeMap::new();
         let mut divergent = None;
@@ -150,22 +161,60 @@ impl Intervals {
         if divergent.is_some() {
             barriers.clear();
         }
-        let mut places = Places::new();
-        for (number, access) in walk.accesses.iter().enumerate() {
-            places.entry(access.block).or_default().push((access.index, number));
+        Self { barriers, divergent }
+    }
+
+    pub(super) fn is_barrier(&self, block: BlockId, index: usize) -> bool {
+        self.barriers.get(&block).is_some_and(|all| all.contains(&index))
+    }
+
+    /// What lies between barriers, from the start and from each of them.
+    pub(super) fn intervals(
+        &self,
+        walk: &Walk<'_>,
+        places: &Places,
+    ) -> Vec<(Option<(BlockId, usize)>, Interval)> {
+        let search = Search { walk, stops: self, places };
+        let mut intervals = vec![(None, search.from(BlockId(0), 0))];
+        for (b, indices) in &self.barriers {
+            let from = |index: &usize| (Some((*b, *index)), search.from(*b, index + 1));
+            intervals.extend(indices.iter().map(from));
         }
-        let search = Search { walk, barriers: &barriers, places: &places };
-        let mut intervals = vec![search.from(BlockId(0), 0)];
-        for (b, indices) in &barriers {
-            intervals.extend(indices.iter().map(|index| search.from(*b, index + 1)));
-        }
-        Self { intervals, divergent }
+        intervals
+    }
+
+    /// The rounds behind an edge, up to `most` of them.
+    pub(super) fn across(
+        &self,
+        walk: &Walk<'_>,
+        from: BlockId,
+        to: BlockId,
+        rounds: &Rounds,
+        most: u8,
+    ) -> Rounds {
+        let mut rounds = rounds.clone();
+        let Some(l) = walk.loops.iter().find(|l| l.header == to) else { return rounds };
+        let has_barrier = l.members.iter().any(|b| self.barriers.contains_key(b));
+        let next = if l.members.contains(&from) {
+            match rounds.get(&to) {
+                Some(Round::After(n)) if *n < most => Round::After(n + 1),
+                Some(Round::After(n) | Round::Beyond(n)) => Round::Beyond((*n).max(most + 1)),
+                Some(Round::Since(n)) if *n < most => Round::Since(n + 1),
+                _ => Round::Free,
+            }
+        } else if has_barrier && !rounds.contains_key(&to) {
+            Round::Since(0)
+        } else {
+            Round::Free
+        };
+        rounds.insert(to, next);
+        rounds
     }
 }
 
 struct Search<'a> {
     walk: &'a Walk<'a>,
-    barriers: &'a BTreeMap<BlockId, Vec<usize>>,
+    stops: &'a Stops,
     places: &'a Places,
 }
 
@@ -184,36 +233,17 @@ impl Search<'_> {
             if !seen.insert((b, index, rounds.clone())) {
                 continue;
             }
-            let end = self.barriers.get(&b).and_then(|all| all.iter().find(|at| **at >= index)).copied();
+            let end =
+                self.stops.barriers.get(&b).and_then(|all| all.iter().find(|at| **at >= index)).copied();
             let inside = self.places.get(&b).into_iter().flatten();
             let met = inside.filter(|(at, _)| *at >= index && end.is_none_or(|end| *at < end));
             found.extend(met.map(|(_, number)| (*number, rounds.clone())));
             if end.is_none() {
                 for to in self.walk.cfg.successors(b) {
-                    todo.push((*to, 0, self.across(b, *to, &rounds)));
+                    todo.push((*to, 0, self.stops.across(self.walk, b, *to, &rounds, 1)));
                 }
             }
         }
         found
-    }
-
-    /// The rounds behind an edge.
-    fn across(&self, from: BlockId, to: BlockId, rounds: &Rounds) -> Rounds {
-        let mut rounds = rounds.clone();
-        let Some(l) = self.walk.loops.iter().find(|l| l.header == to) else { return rounds };
-        let has_barrier = l.members.iter().any(|b| self.barriers.contains_key(b));
-        let next = if l.members.contains(&from) {
-            match rounds.get(&to) {
-                Some(Round::After(0)) => Round::After(1),
-                Some(Round::Since(0)) => Round::Since(1),
-                _ => Round::Free,
-            }
-        } else if has_barrier && !rounds.contains_key(&to) {
-            Round::Since(0)
-        } else {
-            Round::Free
-        };
-        rounds.insert(to, next);
-        rounds
     }
 }

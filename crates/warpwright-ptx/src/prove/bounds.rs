@@ -46,16 +46,17 @@ fn inside(walk: &mut Walk<'_>, access: &Access) -> Result<(), Reason> {
         return Err(Reason::NoExtent { array });
     };
     let offset = show::poly(walk, &access.offset);
-    let room = extent.minus(&access.offset).and_then(|p| p.plus_constant(-access.bytes));
+    let room = extent.minus(&access.offset).and_then(|p| p.minus(&access.bytes));
     let Some(room) = room else { return Err(Reason::TooLarge) };
     if !implies(&mut walk.terms, &access.conditions, &Formula::AtLeast(access.offset.clone())) {
         return Err(Reason::BeforeStart { array, offset });
     }
     if !implies(&mut walk.terms, &access.conditions, &Formula::AtLeast(room)) {
         let extent = show::poly(walk, &extent);
-        return Err(Reason::PastEnd { array, offset, bytes: access.bytes as u64, extent });
+        let bytes = show::poly(walk, &access.bytes);
+        return Err(Reason::PastEnd { array, offset, bytes, extent });
     }
     let is_aligned =
-        access.bytes <= alignment(walk, access.array) && access.offset.is_multiple_of(access.bytes);
-    if is_aligned { Ok(()) } else { Err(Reason::Misaligned { array, offset, bytes: access.bytes as u64 }) }
+        access.align <= alignment(walk, access.array) && access.offset.is_multiple_of(access.align);
+    if is_aligned { Ok(()) } else { Err(Reason::Misaligned { array, offset, bytes: access.align as u64 }) }
 }

@@ -42,6 +42,8 @@ mod barriers;
 mod bounds;
 mod contract;
 mod decide;
+mod effects;
+mod lasting;
 mod lower;
 mod poly;
 mod races;
@@ -174,7 +176,9 @@ impl fmt::Display for Gap {
         }
         self.reason.fmt(f)?;
         match (&self.reason, self.other_line()) {
-            (Reason::Race { .. } | Reason::TooLarge, Some(line)) => write!(f, " (with line {line})"),
+            (Reason::Race { .. } | Reason::NotWaited | Reason::TooLarge, Some(line)) => {
+                write!(f, " (with line {line})")
+            }
             (_, Some(line)) => write!(f, " (it depends on line {line})"),
             _ => Ok(()),
         }
@@ -226,10 +230,13 @@ pub enum Reason {
         /// Bytes behind its start.
         offset: String,
         /// Bytes of the access.
-        bytes: u64,
+        bytes: String,
         /// Bytes of the array.
         extent: String,
     },
+    /// A copy of a size that its instruction may not allow.
+    #[error("the copy may have another size than its instruction allows")]
+    CopySize,
     /// An access that may not be aligned.
     #[error("byte {offset} of `{array}` may be no multiple of the {bytes} bytes of the access")]
     Misaligned {
@@ -246,6 +253,9 @@ pub enum Reason {
         /// Whether they are of the same block.
         same_block: bool,
     },
+    /// An access while an asynchronous one of the same thread may go on.
+    #[error("the access may meet one that the thread has not waited for, or not fenced")]
+    NotWaited,
     /// A barrier that does not order the threads of a block for certain.
     #[error("threads may come to this barrier in different ways, and it is taken to order nothing")]
     DivergentBarrier,

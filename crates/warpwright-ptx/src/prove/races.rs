@@ -1,7 +1,10 @@
 //! Whether two threads access the same bytes, one of them writing, with nothing that orders them.
 
-use super::barriers::{Divergence, Intervals, Round, Rounds};
+use std::collections::HashSet;
+
+use super::barriers::{self, Divergence, Round, Rounds, Stops};
 use super::decide::contradicts;
+use super::lasting::{self, Before, Lasting, Past, Towards};
 use super::lower::AXES;
 use super::poly::Poly;
 use super::terms::{Formula, Kind, Terms};
@@ -18,24 +21,45 @@ const LISTED: usize = 8;
 /// Decides the races of a kernel.
 pub(super) fn decide(walk: &mut Walk<'_>) -> Decision {
     let divergence = Divergence::new(walk);
-    let intervals = Intervals::new(walk, &divergence);
-    let mut gaps = walk.gaps.clone();
-    let mut pairs = Pairs { walk, divergence: &divergence, gaps: &mut gaps, done: 0 };
-    for interval in &intervals.intervals {
+    let stops = Stops::new(walk, &divergence);
+    let places = barriers::places(walk);
+    let intervals = stops.intervals(walk, &places);
+    let complete = lasting::single_phases(walk, |walk, at| {
+        Pairs::new(walk, &divergence, &Lasting::default()).is_single(at)
+    });
+    let lasting = Lasting::new(walk, &stops, &places, complete);
+    let mut pairs = Pairs::new(walk, &divergence, &lasting);
+    for (barrier, interval) in &intervals {
         let all: Vec<_> = interval.iter().collect();
         for (at, (a, of_a)) in all.iter().enumerate() {
             for (b, of_b) in &all[at..] {
                 pairs.block(*a, *b, of_a, of_b);
             }
         }
+        let pending = barrier.and_then(|at| lasting.pending.get(&at));
+        let pending: Vec<_> = pending.into_iter().flatten().collect();
+        for (at, (a, of_a, towards)) in pending.iter().enumerate() {
+            for (b, of_b) in &all {
+                pairs.pending(*a, *b, of_a, of_b, *towards);
+            }
+            for (b, of_b, others) in &pending[at..] {
+                pairs.both_pending((*a, of_a, *towards), (*b, of_b, *others));
+            }
+        }
+    }
+    for (a, b, rounds, towards) in &lasting.own {
+        pairs.own(*a, *b, rounds, *towards);
     }
     for a in 0..pairs.walk.accesses.len() {
         for b in a..pairs.walk.accesses.len() {
             pairs.grid(a, b);
         }
     }
-    let obligations = pairs.done;
-    if let (Some((block, index)), false) = (intervals.divergent, gaps.is_empty()) {
+    if lasting.is_cut {
+        pairs.gaps.push(Gap::at(pairs.walk.function, BlockId(0), 0, Reason::TooLarge));
+    }
+    let Pairs { done: obligations, mut gaps, .. } = pairs;
+    if let (Some((block, index)), false) = (stops.divergent, gaps.is_empty()) {
         gaps.push(Gap::at(walk.function, block, index, Reason::DivergentBarrier));
     }
     Decision::of(obligations, gaps)
@@ -44,9 +68,15 @@ pub(super) fn decide(walk: &mut Walk<'_>) -> Decision {
 struct Pairs<'a, 'm> {
     walk: &'a mut Walk<'m>,
     divergence: &'a Divergence,
-    gaps: &'a mut Vec<Gap>,
+    lasting: &'a Lasting,
+    gaps: Vec<Gap>,
     done: usize,
+    /// Pairs of accesses of which one goes on, and that are apart.
+    seen: HashSet<(usize, usize, bool, Counters)>,
 }
+
+/// How the second thread's counters of loops depend on those of the first, by headers.
+type Counters = Vec<(u32, Counter)>;
 
 /// Which threads are held against each other: the unknowns of the first that the second shares, and what makes them two.
 #[derive(Clone)]
@@ -54,23 +84,29 @@ struct Case {
     same_block: bool,
     /// Axes on which they agree.
     equal: Vec<Axis>,
-    /// The axis on which they do not, and whether the first comes first.
-    apart: (Axis, bool),
-    /// How the second thread's counters depend on those of the first.
-    counters: Vec<(u32, Counter)>,
+    /// The axis on which they do not, and whether the first comes first; without one they are one thread.
+    apart: Option<(Axis, bool)>,
+    counters: Counters,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Counter {
     /// So many rounds later than the first thread's.
     Later(i128),
-    /// Both are known.
-    Fixed(i128, i128),
+    /// At least so many rounds later.
+    AtLeast(i128),
+    /// Those that are known.
+    Fixed(Option<i128>, Option<i128>),
     /// The same number, of loops that need not have been entered together.
     Equal,
 }
 
-impl Pairs<'_, '_> {
+impl<'a, 'm> Pairs<'a, 'm> {
+    fn new(walk: &'a mut Walk<'m>, divergence: &'a Divergence, lasting: &'a Lasting) -> Self {
+        let gaps = walk.gaps.clone();
+        Self { walk, divergence, lasting, gaps, done: 0, seen: HashSet::new() }
+    }
+
     fn may_conflict(&self, a: usize, b: usize, same_block: bool) -> bool {
         let [a, b] = [a, b].map(|at| &self.walk.accesses[at]);
         let exclusive = matches!(a.space, StateSpace::Local | StateSpace::Const | StateSpace::Param);
@@ -78,9 +114,17 @@ impl Pairs<'_, '_> {
         !(a.array != b.array || exclusive || reads || are_atomic(a, b, same_block))
     }
 
+    /// The same of two accesses of a block, of which one may always have ended before the other.
+    fn may_meet(&self, a: usize, b: usize) -> bool {
+        let [one, other] = [a, b].map(|at| &self.walk.accesses[at]);
+        self.may_conflict(a, b, true)
+            && !self.lasting.ends_before(self.walk, one, other)
+            && !self.lasting.ends_before(self.walk, other, one)
+    }
+
     /// Two accesses of a block between the same barriers.
     fn block(&mut self, a: usize, b: usize, of_a: &Rounds, of_b: &Rounds) {
-        if !self.may_conflict(a, b, true) {
+        if !self.may_meet(a, b) {
             return;
         }
         let mut counters = Vec::new();
@@ -90,7 +134,7 @@ impl Pairs<'_, '_> {
                     counters.push((header.0, Counter::Later(i128::from(*y) - i128::from(*x))));
                 }
                 (Round::Since(x), Some(Round::Since(y))) => {
-                    counters.push((header.0, Counter::Fixed(i128::from(*x), i128::from(*y))));
+                    counters.push((header.0, fixed(*x, *y)));
                 }
                 _ => {}
             }
@@ -98,6 +142,102 @@ impl Pairs<'_, '_> {
         let symmetric = a == b && of_a == of_b;
         let axes = self.axes(Kind::Ntid);
         self.pair(a, b, true, &axes, symmetric, &counters);
+        // Lanes that do parts of an access have accesses of their own.
+        if a != b && [a, b].iter().any(|at| self.walk.accesses[*at].is_of_warp) {
+            self.one_thread(a, b, counters);
+        }
+    }
+
+    /// An access that goes on behind a barrier, and one behind it.
+    fn pending(&mut self, a: usize, b: usize, of_a: &Past, of_b: &Rounds, towards: Towards) {
+        if !self.is_meant(b, towards) || !self.may_meet(a, b) {
+            return;
+        }
+        let mut counters = Vec::new();
+        for (header, round) in of_b {
+            let counter = match (of_a.get(header), round) {
+                (Some(Before::Rounds(x)), Round::After(y)) => Counter::Later(i128::from(*x) + i128::from(*y)),
+                (Some(Before::Beyond(x)), Round::After(y)) => {
+                    Counter::AtLeast(i128::from(*x) + i128::from(*y))
+                }
+                (Some(Before::Loop(x)), Round::After(y)) => {
+                    Counter::Fixed(None, Some(i128::from(*x) + i128::from(*y)))
+                }
+                (None, Round::Since(y)) => Counter::Fixed(None, Some(i128::from(*y))),
+                _ => continue,
+            };
+            counters.push((header.0, counter));
+        }
+        self.two_threads(a, b, false, counters);
+    }
+
+    /// Two accesses that go on behind a barrier.
+    fn both_pending(&mut self, a: (usize, &Past, Towards), b: (usize, &Past, Towards)) {
+        let is_meant = self.is_meant(b.0, a.2) && self.is_meant(a.0, b.2);
+        if !is_meant || !self.may_meet(a.0, b.0) {
+            return;
+        }
+        let mut counters = Vec::new();
+        for (header, of_a) in a.1 {
+            let counter = match (of_a, b.1.get(header)) {
+                (Before::Rounds(x), Some(Before::Rounds(y))) => {
+                    Counter::Later(i128::from(*x) - i128::from(*y))
+                }
+                (Before::Rounds(x), Some(Before::Loop(y))) => {
+                    Counter::Fixed(Some(i128::from(*y) - i128::from(*x)), None)
+                }
+                (Before::Loop(x), Some(Before::Rounds(y))) => {
+                    Counter::Fixed(None, Some(i128::from(*x) - i128::from(*y)))
+                }
+                _ => continue,
+            };
+            counters.push((header.0, counter));
+        }
+        self.two_threads(a.0, b.0, a == b, counters);
+    }
+
+    /// An access of a thread while another one of its own goes on.
+    fn own(&mut self, a: usize, b: usize, of_b: &Rounds, towards: Towards) {
+        if !self.is_meant(b, towards) || !self.may_meet(a, b) {
+            return;
+        }
+        let counter = |round: &Round| match round {
+            Round::After(y) => Some(Counter::Later(i128::from(*y))),
+            Round::Since(y) => Some(Counter::Fixed(None, Some(i128::from(*y)))),
+            Round::Beyond(y) => Some(Counter::AtLeast(i128::from(*y))),
+            Round::Free => None,
+        };
+        let counters = of_b.iter().filter_map(|(header, round)| Some((header.0, counter(round)?))).collect();
+        self.one_thread(a, b, counters);
+    }
+
+    fn is_meant(&self, b: usize, towards: Towards) -> bool {
+        towards == Towards::All || self.walk.accesses[b].is_proxied
+    }
+
+    fn two_threads(&mut self, a: usize, b: usize, symmetric: bool, counters: Counters) {
+        if self.seen.insert((a, b, true, counters.clone())) {
+            let axes = self.axes(Kind::Ntid);
+            self.pair(a, b, true, &axes, symmetric, &counters);
+        }
+    }
+
+    fn one_thread(&mut self, a: usize, b: usize, counters: Counters) {
+        if self.seen.insert((a, b, false, counters.clone())) {
+            let equal = AXES.map(|(axis, _)| axis).to_vec();
+            self.cases(a, b, true, &[Case { same_block: true, equal, apart: None, counters }]);
+        }
+    }
+
+    /// Whether no two threads of a block make an access.
+    fn is_single(&mut self, at: usize) -> bool {
+        let axes = self.axes(Kind::Ntid);
+        (0..axes.len()).all(|a| {
+            let (equal, apart) = (axes[..a].to_vec(), Some((axes[a], true)));
+            let case = Case { same_block: true, equal, apart, counters: Vec::new() };
+            let system = self.system(at, at, &case, &[], false);
+            system.is_some_and(|system| contradicts(&mut self.walk.terms, &[], &system))
+        })
     }
 
     /// Two accesses of different blocks.
@@ -127,24 +267,41 @@ impl Pairs<'_, '_> {
         symmetric: bool,
         counters: &[(u32, Counter)],
     ) {
+        let mut all = Vec::new();
+        for (at, axis) in axes.iter().enumerate() {
+            for first in [true, false] {
+                if first || !symmetric {
+                    let (equal, apart) = (axes[..at].to_vec(), Some((*axis, first)));
+                    all.push(Case { same_block, equal, apart, counters: counters.to_vec() });
+                }
+            }
+        }
+        self.cases(a, b, same_block, &all);
+    }
+
+    fn cases(&mut self, a: usize, b: usize, same_block: bool, cases: &[Case]) {
+        // No loop has rounds before the first.
+        let is_before = |(_, counter): &(u32, Counter)| match counter {
+            Counter::Fixed(x, y) => [x, y].into_iter().flatten().any(|round| *round < 0),
+            _ => false,
+        };
+        if cases.iter().any(|case| case.counters.iter().any(is_before)) {
+            return;
+        }
         self.done += 1;
         if self.gaps.len() >= LISTED {
             return;
         }
         let too_many = self.done > PAIRS || self.walk.terms.is_spent();
-        let mut apart = !too_many;
-        for (at, axis) in axes.iter().enumerate() {
-            for first in [true, false] {
-                if apart && (first || !symmetric) {
-                    let equal = axes[..at].to_vec();
-                    let case = Case { same_block, equal, apart: (*axis, first), counters: counters.to_vec() };
-                    apart = self.are_apart(a, b, &case, 2);
-                }
-            }
-        }
+        let apart = !too_many && cases.iter().all(|case| self.are_apart(a, b, case, 2));
         if !apart {
             let [one, other] = [a, b].map(|at| &self.walk.accesses[at]);
-            let reason = if too_many { Reason::TooLarge } else { Reason::Race { same_block } };
+            let is_one_thread = cases.iter().any(|case| case.apart.is_none());
+            let reason = match (too_many, is_one_thread && !one.is_of_warp && !other.is_of_warp) {
+                (true, _) => Reason::TooLarge,
+                (false, true) => Reason::NotWaited,
+                (false, false) => Reason::Race { same_block },
+            };
             let mut gap = Gap::at(self.walk.function, one.block, one.index, reason);
             gap.other = Some(self.walk.function.blocks[other.block.0 as usize].location(other.index));
             if !self.gaps.contains(&gap) {
@@ -155,7 +312,7 @@ impl Pairs<'_, '_> {
 
     /// Whether two accesses never meet in a case. Counters of loops that nothing ties together are compared, `splits` of them.
     fn are_apart(&mut self, a: usize, b: usize, case: &Case, splits: u32) -> bool {
-        let Some(system) = self.system(a, b, case, &[]) else { return false };
+        let Some(system) = self.system(a, b, case, &[], true) else { return false };
         if contradicts(&mut self.walk.terms, &[], &system) {
             return true;
         }
@@ -170,7 +327,7 @@ impl Pairs<'_, '_> {
         [(&one, &other), (&other, &one)].into_iter().all(|(less, more)| {
             let earlier = more.minus(less).and_then(|p| p.plus_constant(-1));
             let Some(earlier) = earlier.map(Formula::AtLeast) else { return false };
-            let Some(system) = self.system(a, b, case, &[earlier]) else { return false };
+            let Some(system) = self.system(a, b, case, &[earlier], true) else { return false };
             contradicts(&mut self.walk.terms, &[], &system)
         })
     }
@@ -195,8 +352,8 @@ impl Pairs<'_, '_> {
             let counter = case.counters.iter().find(|(h, _)| *h == header.0);
             counter.is_some_and(|(_, counter)| match counter {
                 Counter::Later(by) => *by == 0,
-                Counter::Fixed(x, y) => x == y,
-                Counter::Equal => false,
+                Counter::Fixed(x, y) => x.is_some() && x == y,
+                Counter::AtLeast(_) | Counter::Equal => false,
             })
         };
         let carried = walk.carried.keys().map(|(header, register)| (*header, *register));
@@ -204,39 +361,55 @@ impl Pairs<'_, '_> {
             let mut around = walk.loops.iter().filter(|l| l.members.contains(header));
             case.same_block
                 && around.all(|l| together(l.header))
-                && self.divergence.is_carried_uniformly(walk, header.0, *register)
+                && (case.apart.is_none() || self.divergence.is_carried_uniformly(walk, header.0, *register))
         });
         shared.map(|(header, register)| (header.0, register)).collect()
     }
 
-    /// Facts that hold if the accesses of two threads meet.
-    fn system(&mut self, a: usize, b: usize, case: &Case, more: &[Formula]) -> Option<Vec<Formula>> {
+    /// Facts that hold if the accesses of two threads meet, or if both are made.
+    fn system(
+        &mut self,
+        a: usize,
+        b: usize,
+        case: &Case,
+        more: &[Formula],
+        meet: bool,
+    ) -> Option<Vec<Formula>> {
         let [one, other] = [a, b].map(|at| self.walk.accesses[at].clone());
         let shared = self.shared(case);
         let terms = &mut self.walk.terms;
         let first = |_: &mut Terms, kind: &Kind| match kind {
             Kind::Counter { header, .. } => match case.counters.iter().find(|(h, _)| h == header)?.1 {
-                Counter::Fixed(round, _) => Poly::constant(round),
-                Counter::Later(_) | Counter::Equal => None,
+                Counter::Fixed(round, _) => Poly::constant(round?),
+                Counter::Later(_) | Counter::AtLeast(_) | Counter::Equal => None,
             },
             _ => None,
         };
         let second = |terms: &mut Terms, kind: &Kind| rename(terms, kind, case, &shared);
-        let one_offset = terms.replace(&one.offset, &first)?;
-        let other_offset = terms.replace_for(1, &other.offset, &second)?;
-        let mut system = meeting(&one_offset, one.bytes, &other_offset, other.bytes)?;
-        let (axis, is_first) = case.apart;
-        let index = |terms: &mut Terms, thread| {
-            let kind = if case.same_block { Kind::Tid(axis, thread) } else { Kind::Ctaid(axis, thread) };
-            terms.value(kind)
-        };
-        let (x, y) = (index(terms, 0), index(terms, 1));
-        let (less, greater) = if is_first { (x, y) } else { (y, x) };
-        system.push(Formula::AtLeast(greater.minus(&less)?.plus_constant(-1)?));
+        let mut system = Vec::new();
+        if meet {
+            let mut at_first = |p| terms.replace(p, &first);
+            let (offset, bytes) = (at_first(&one.offset)?, at_first(&one.bytes)?);
+            let mut at_second = |p| terms.replace_for(1, p, &second);
+            system = meeting(&offset, &bytes, &at_second(&other.offset)?, &at_second(&other.bytes)?)?;
+        }
+        if let Some((axis, is_first)) = case.apart {
+            let index = |terms: &mut Terms, thread| {
+                let kind = if case.same_block { Kind::Tid(axis, thread) } else { Kind::Ctaid(axis, thread) };
+                terms.value(kind)
+            };
+            let (x, y) = (index(terms, 0), index(terms, 1));
+            let (less, greater) = if is_first { (x, y) } else { (y, x) };
+            system.push(Formula::AtLeast(greater.minus(&less)?.plus_constant(-1)?));
+        }
         for (header, counter) in &case.counters {
-            if let Counter::Later(by) = counter {
-                let counter: Poly = terms.atom(Kind::Counter { header: *header, thread: 0 }).into();
-                system.push(Formula::AtLeast(counter.plus_constant(*by)?));
+            let mut of = |thread| Poly::from(terms.atom(Kind::Counter { header: *header, thread }));
+            match counter {
+                Counter::Later(by) => system.push(Formula::AtLeast(of(0).plus_constant(*by)?)),
+                Counter::AtLeast(by) => {
+                    system.push(Formula::AtLeast(of(1).minus(&of(0))?.plus_constant(-by)?));
+                }
+                Counter::Fixed(..) | Counter::Equal => {}
             }
         }
         system.extend_from_slice(more);
@@ -252,7 +425,10 @@ fn rename(terms: &mut Terms, kind: &Kind, case: &Case, shared: &[(u32, u32)]) ->
         Kind::Tid(axis, 0) if !(case.same_block && case.equal.contains(axis)) => Kind::Tid(*axis, 1),
         Kind::Ctaid(axis, 0) if !case.same_block && !case.equal.contains(axis) => Kind::Ctaid(*axis, 1),
         Kind::Counter { header, thread: 0 } => match case.counters.iter().find(|(h, _)| h == header) {
-            Some((_, Counter::Fixed(_, round))) => return Poly::constant(*round),
+            Some((_, Counter::Fixed(_, Some(round)))) => return Poly::constant(*round),
+            Some((_, Counter::Fixed(_, None) | Counter::AtLeast(_))) => {
+                Kind::Counter { header: *header, thread: 1 }
+            }
             Some((_, Counter::Later(by))) => {
                 let counter = terms.atom(Kind::Counter { header: *header, thread: 0 });
                 return Poly::from(counter).plus_constant(*by);
@@ -270,20 +446,32 @@ fn rename(terms: &mut Terms, kind: &Kind, case: &Case, shared: &[(u32, u32)]) ->
 }
 
 /// Facts that hold if bytes from `a` and bytes from `b` on have one in common.
-fn meeting(a: &Poly, a_bytes: i128, b: &Poly, b_bytes: i128) -> Option<Vec<Formula>> {
+fn meeting(a: &Poly, a_bytes: &Poly, b: &Poly, b_bytes: &Poly) -> Option<Vec<Formula>> {
     let difference = a.minus(b)?;
-    if a_bytes == b_bytes && a.is_multiple_of(a_bytes) && b.is_multiple_of(a_bytes) {
+    if let Some(bytes) = a_bytes.as_constant()
+        && a_bytes == b_bytes
+        && a.is_multiple_of(bytes)
+        && b.is_multiple_of(bytes)
+    {
         return Some(vec![Formula::equal(&difference)]);
     }
-    let before_end = difference.negated().plus_constant(b_bytes - 1)?;
-    Some(vec![Formula::AtLeast(before_end), Formula::AtLeast(difference.plus_constant(a_bytes - 1)?)])
+    let before_end = b_bytes.minus(&difference)?.plus_constant(-1)?;
+    let behind_start = a_bytes.plus(&difference)?.plus_constant(-1)?;
+    Some(vec![Formula::AtLeast(before_end), Formula::AtLeast(behind_start)])
 }
 
-/// Whether both are atomic for each other.
+/// Counters of loops of which both are known.
+fn fixed(x: u8, y: u8) -> Counter {
+    Counter::Fixed(Some(i128::from(x)), Some(i128::from(y)))
+}
+
+/// Whether both are atomic for each other: two atomic operations, or two on an mbarrier.
 fn are_atomic(a: &Access, b: &Access, same_block: bool) -> bool {
     let wide = |access: &Access| match access.action {
         Action::Atomic(scope) => same_block || matches!(scope, Scope::Gpu | Scope::Sys),
         _ => false,
     };
-    wide(a) && wide(b) && a.bytes == b.bytes && [a, b].iter().all(|x| x.offset.is_multiple_of(x.bytes))
+    let is_aligned = |x: &Access| x.bytes.as_constant().is_some_and(|bytes| x.offset.is_multiple_of(bytes));
+    let are_alike = a.bytes == b.bytes && a.object.is_some() == b.object.is_some();
+    wide(a) && wide(b) && are_alike && is_aligned(a) && is_aligned(b)
 }

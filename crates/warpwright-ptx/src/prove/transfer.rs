@@ -1,15 +1,14 @@
-//! Transfer functions: the effect of instructions on the values of registers, and the memory they access.
+//! Transfer functions: the effect of instructions on the values of registers.
 
 use std::rc::Rc;
 
-use super::Reason;
 use super::decide::within;
 use super::poly::Poly;
 use super::terms::{Array, Formula, Kind, Terms};
-use super::walk::{Access, Action, State, Value, Walk, is_set};
+use super::walk::{State, Value, Walk, is_set};
 use crate::inst::*;
 use crate::module::Symbol;
-use crate::types::{Ordering, ScalarType, Scope, Semantics, StateSpace, TypeClass};
+use crate::types::{ScalarType, StateSpace, TypeClass};
 
 /// Statements that a predicate consists of.
 const FORMULA: usize = 48;
@@ -326,14 +325,14 @@ impl Walk<'_> {
     }
 
     /// The number that the bits are in a type: with its sign, or without where it has none.
-    fn interpreted(&mut self, state: &State, p: &Poly, ty: ScalarType) -> Option<Poly> {
+    pub(super) fn interpreted(&mut self, state: &State, p: &Poly, ty: ScalarType) -> Option<Poly> {
         match ty.class() {
             TypeClass::Signed => self.signed(&state.conditions, p, ty.bits()),
             _ => self.unsigned(&state.conditions, p, ty.bits()),
         }
     }
 
-    fn operand(&mut self, state: &State, operand: &Operand) -> Option<Poly> {
+    pub(super) fn operand(&mut self, state: &State, operand: &Operand) -> Option<Poly> {
         match operand {
             Operand::Reg(r) => self.integer(state, *r),
             Operand::Imm(Imm::Int(value)) => Some(Poly::small(*value)),
@@ -346,7 +345,7 @@ impl Walk<'_> {
         }
     }
 
-    fn special(&mut self, special: SpecialReg) -> Option<Poly> {
+    pub(super) fn special(&mut self, special: SpecialReg) -> Option<Poly> {
         let terms = &mut self.terms;
         Some(match special {
             SpecialReg::Tid(axis) => terms.value(Kind::Tid(axis, 0)),
@@ -363,7 +362,7 @@ impl Walk<'_> {
     }
 
     /// The array that a name stands for.
-    fn variable(&self, symbol: SymbolId) -> Option<Array> {
+    pub(super) fn variable(&self, symbol: SymbolId) -> Option<Array> {
         let (array, variable) = match self.function.symbols.get(symbol.0 as usize)? {
             Symbol::ModuleVariable(at) => (Array::Module(*at), self.module.variables.get(*at as usize)?),
             Symbol::LocalVariable(at) => (Array::Function(*at), self.function.variables.get(*at as usize)?),
@@ -417,119 +416,6 @@ impl Walk<'_> {
             _ => return None,
         })
     }
-
-    /// Records what an instruction does to memory.
-    fn effect(&mut self, state: &State, inst: &Inst) {
-        match inst {
-            Inst::Ld { space: StateSpace::Param, addr, .. } => {
-                if !matches!(addr.base, AddressBase::Symbol(_)) {
-                    self.gap(Reason::Unmodelled("a parameter at a computed address".into()));
-                }
-            }
-            Inst::Ld { space, ty, dsts, addr, .. } => {
-                let bytes = i128::from(ty.bytes()) * dsts.len() as i128;
-                self.access(state, Action::Load, *space, addr, bytes);
-            }
-            Inst::Ldu { space, ty, dsts, addr } => {
-                let bytes = i128::from(ty.bytes()) * dsts.len() as i128;
-                self.access(state, Action::Load, *space, addr, bytes);
-            }
-            Inst::St { space, ty, srcs, addr, .. } => {
-                let bytes = i128::from(ty.bytes()) * srcs.len() as i128;
-                self.access(state, Action::Store, *space, addr, bytes);
-            }
-            Inst::Atom { space, ty, ordering, addr, .. } => {
-                let action = Action::Atomic(scope(*ordering));
-                self.access(state, action, *space, addr, i128::from(ty.bytes()));
-            }
-            // These only order what others do, or touch no memory that is followed.
-            Inst::Barrier { .. }
-            | Inst::WarpBarrier { .. }
-            | Inst::Fence { .. }
-            | Inst::FenceRestricted { .. }
-            | Inst::GridDepControl { .. }
-            | Inst::Shfl { .. }
-            | Inst::Vote { .. }
-            | Inst::Match { .. }
-            | Inst::Redux { .. }
-            | Inst::Activemask { .. }
-            | Inst::Elect { .. }
-            | Inst::Nanosleep { .. }
-            | Inst::PmEvent { .. }
-            | Inst::Trap
-            | Inst::Brkpt
-            | Inst::Mma(_)
-            | Inst::MovMatrix { .. }
-            | Inst::SetMaxNreg { .. } => {}
-            inst if !inst.has_side_effects() => {}
-            inst => self.gap(Reason::Unmodelled(spelling(inst).into())),
-        }
-    }
-
-    fn access(&mut self, state: &State, action: Action, space: StateSpace, addr: &Address, bytes: i128) {
-        let base = match addr.base {
-            AddressBase::Reg(r) => self.integer(state, r),
-            AddressBase::Symbol(symbol) => {
-                self.variable(symbol).map(|array| self.terms.value(Kind::Base(array)))
-            }
-            AddressBase::Absolute => None,
-        };
-        let address = base.and_then(|p| p.plus_constant(i128::from(addr.offset)));
-        let found = address.ok_or(Reason::Address { of: None }).and_then(|p| self.resolve(&p));
-        match found.and_then(|(array, offset)| Ok((array, offset, self.space_of(array, space)?))) {
-            Ok((array, offset, space)) => {
-                let (block, index) = self.here;
-                let conditions = state.conditions.clone();
-                self.record(Access { block, index, action, bytes, array, space, offset, conditions });
-            }
-            Err(reason) => self.gap(reason),
-        }
-    }
-
-    /// The array that an address is in, and how far behind its start.
-    fn resolve(&self, address: &Poly) -> Result<(Array, Poly), Reason> {
-        let is_base = |atom| matches!(self.terms.kind(atom), Kind::Base(_));
-        let mut bases = address.atoms().filter(|atom| is_base(*atom));
-        let (Some(base), None) = (bases.next(), bases.next()) else {
-            return Err(self.unknown_address(address));
-        };
-        let Kind::Base(array) = *self.terms.kind(base) else { return Err(self.unknown_address(address)) };
-        let offset = address.minus(&base.into()).ok_or_else(|| self.unknown_address(address))?;
-        if self.terms.depends(&offset, &|_, kind| matches!(kind, Kind::Base(_))) {
-            return Err(self.unknown_address(address));
-        }
-        Ok((array, offset))
-    }
-
-    fn unknown_address(&self, address: &Poly) -> Reason {
-        Reason::Address { of: self.origin(address) }
-    }
-
-    /// Where the first unknown of a polynomial comes from that is a result of an instruction.
-    pub(super) fn origin(&self, poly: &Poly) -> Option<(BlockId, usize)> {
-        let found = std::cell::Cell::new(None);
-        self.terms.depends(poly, &|_, kind| {
-            let Kind::Opaque { site, .. } = kind else { return false };
-            if site.index == u32::MAX || site.block == u32::MAX {
-                return false;
-            }
-            found.set(Some((BlockId(site.block), site.index as usize)));
-            true
-        });
-        found.get()
-    }
-
-    /// The space that an array is in, if an access may name it so.
-    fn space_of(&self, array: Array, named: StateSpace) -> Result<StateSpace, Reason> {
-        let space = match array {
-            Array::Param(_) => StateSpace::Global,
-            Array::Dynamic => StateSpace::Shared,
-            Array::Module(at) => self.module.variables[at as usize].space,
-            Array::Function(at) => self.function.variables[at as usize].space,
-        };
-        let global = named == StateSpace::Generic && space == StateSpace::Global;
-        if named == space || global { Ok(space) } else { Err(Reason::Space) }
-    }
 }
 
 /// The number of a thread in its block.
@@ -547,33 +433,5 @@ fn combined(op: BoolOp, a: Formula, b: Formula) -> Formula {
             let (not_a, not_b) = (a.not(), b.not());
             Formula::Any(vec![Formula::All(vec![a, not_b]), Formula::All(vec![not_a, b])])
         }
-    }
-}
-
-/// The scope of an atomic operation.
-fn scope(ordering: Ordering) -> Scope {
-    match (ordering.semantics, ordering.scope) {
-        (_, Some(scope)) => scope,
-        (Semantics::Volatile, None) => Scope::Cta,
-        (_, None) => Scope::Gpu,
-    }
-}
-
-/// A word for an instruction that accesses memory in a way that is not followed.
-fn spelling(inst: &Inst) -> &'static str {
-    match inst {
-        Inst::Call { .. } => "call",
-        Inst::Prefetch { .. } | Inst::PrefetchUniform { .. } | Inst::PrefetchTensormap { .. } => "prefetch",
-        Inst::AtomVector { .. } => "an atomic operation on a vector",
-        Inst::LdMatrix { .. } => "ldmatrix",
-        Inst::StMatrix { .. } => "stmatrix",
-        Inst::WmmaLoad { .. } | Inst::WmmaStore { .. } | Inst::Wmma(_) => "wmma",
-        Inst::Wgmma(_) | Inst::WgmmaFence | Inst::WgmmaCommit | Inst::WgmmaWait { .. } => "wgmma",
-        Inst::Tcgen05(_) => "tcgen05",
-        Inst::CpAsync { .. } | Inst::CpAsyncCommit | Inst::CpAsyncWait { .. } => "cp.async",
-        Inst::BulkCopy(_) | Inst::BulkReduce(_) | Inst::TensorCopy(_) => "a bulk copy",
-        Inst::ClusterBarrier { .. } => "a barrier of a cluster",
-        Inst::MbarrierInit { .. } | Inst::MbarrierArrive { .. } | Inst::MbarrierWait { .. } => "mbarrier",
-        _ => "this instruction",
     }
 }

@@ -45,17 +45,63 @@ pub(super) enum Action {
     Atomic(Scope),
 }
 
+/// How long an access goes on behind its instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Until {
+    /// The instruction has done it.
+    Done,
+    /// Its thread waits for the group of its `cp.async`.
+    CopyGroup,
+    /// Its thread waits for the group of its bulk copy; if it reads, a wait for sources is enough.
+    BulkGroup,
+    /// The phase of this mbarrier completes; nothing ends it if the mbarrier is not known.
+    Phase(Option<Place>),
+}
+
+/// A fixed place in an array: its bytes behind the start.
+pub(super) type Place = (Array, i128);
+
+/// What an access does to an mbarrier. Numbers that differ between launches or threads are left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Object {
+    /// Expects so many arrivals in a phase.
+    Init { count: Option<i128> },
+    /// One arrival that expects so many bytes.
+    Expect { bytes: Option<i128> },
+    /// A copy counts its bytes.
+    Complete { bytes: Option<i128> },
+    /// Waits for the phase of a parity, or asks for it.
+    Wait { parity: Option<i128> },
+    /// Any other arrival, or its end.
+    Other,
+}
+
 /// An access to memory.
 #[derive(Clone, Debug)]
 pub(super) struct Access {
     pub(super) block: BlockId,
     pub(super) index: usize,
     pub(super) action: Action,
-    pub(super) bytes: i128,
+    pub(super) bytes: Poly,
+    /// What its address is a multiple of.
+    pub(super) align: i128,
     pub(super) array: Array,
     pub(super) space: StateSpace,
     pub(super) offset: Poly,
     pub(super) conditions: Vec<Formula>,
+    pub(super) until: Until,
+    /// Whether it goes through the asynchronous proxy.
+    pub(super) is_proxied: bool,
+    /// Whether other lanes of the warp make parts of it, at an address that this thread gives.
+    pub(super) is_of_warp: bool,
+    pub(super) object: Option<Object>,
+}
+
+impl Access {
+    /// Where it is, if that is fixed.
+    pub(super) fn place(&self) -> Option<Place> {
+        Some((self.array, self.offset.as_constant()?))
+    }
 }
 
 /// A natural loop.
