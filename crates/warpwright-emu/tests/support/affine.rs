@@ -1,4 +1,4 @@
-//! Random small kernels whose addresses are sums, fields and choices of indices, with and without defects.
+//! Random small kernels whose addresses are sums, fields and choices of indices, with asynchronous copies, with and without defects.
 
 use std::fmt::Write;
 
@@ -72,7 +72,7 @@ pub(crate) fn kernel(seed: u64) -> Kernel {
     let (body, registers) = (writer.body, writer.registers + 1);
     let directive = block.map_or(String::new(), |[x, y, z]| format!(" .reqntid {x}, {y}, {z}"));
     let text = format!(
-        ".version 7.0\n.target sm_80\n.address_size 64\n\
+        ".version 7.5\n.target sm_80\n.address_size 64\n\
          .visible .entry k(.param .u64 x, .param .u64 y, .param .u32 n, .param .u32 m){directive}\n{{\n\
          .reg .pred %p<{registers}>;\n.reg .b32 %r<{registers}>;\n.reg .b64 %rd<{registers}>;\n.reg .b64 %v;\n\
          .reg .b32 %tx; .reg .b32 %ty; .reg .b32 %bx; .reg .b32 %nx; .reg .b32 %n; .reg .b32 %m; .reg .b32 %g;\n\
@@ -102,12 +102,14 @@ impl Writer<'_> {
 
     fn statements(&mut self, count: usize) {
         for _ in 0..count {
-            let kind = self.choices.below(if self.depth < 2 { 12 } else { 8 });
+            let kind = self.choices.below(if self.depth < 2 { 15 } else { 11 });
             match kind {
                 0..=3 => self.global(),
                 4 | 5 => self.shared(),
                 6 | 7 => self.line(format_args!("bar.sync 0;")),
-                8 | 9 => self.repeat(),
+                8 | 9 => self.copy(),
+                10 => self.wait(),
+                11 | 12 => self.repeat(),
                 _ => self.branch(),
             }
         }
@@ -268,6 +270,12 @@ impl Writer<'_> {
     }
 
     fn shared(&mut self) {
+        let (address, guard) = self.word_of_tile();
+        self.access("shared", &address, 4, guard);
+    }
+
+    /// The address of a word of the shared array, and its guard.
+    fn word_of_tile(&mut self) -> (String, Option<u32>) {
         let index = self.index();
         let guarded = self.choices.one_in(2);
         let p = self.register();
@@ -280,7 +288,34 @@ impl Writer<'_> {
         self.line(format_args!("mov.u32 %r{r}, {index};\nshl.b32 %r{r}, %r{r}, 2;"));
         self.line(format_args!("mov.u32 %r{base}, tile;\nadd.u32 %r{r}, %r{r}, %r{base};"));
         let at = self.choices.of(&[0, 0, 0, 4, -4]);
-        self.access("shared", &format!("[%r{r}+{at}]"), 4, guarded.then_some(p));
+        (format!("[%r{r}+{at}]"), guarded.then_some(p))
+    }
+
+    /// An asynchronous copy from `x` to the shared array, of a source that may be short, often with what closes its group.
+    fn copy(&mut self) {
+        let (to, guard) = self.word_of_tile();
+        let guard = guard.map_or(String::new(), |p| format!("@%p{p} "));
+        let r = self.register();
+        let index = self.choices.of(&["%tx", "%g", "0"]);
+        let (p, bound) = (self.register(), self.choices.of(&["%n", "%n", "64"]));
+        self.line(format_args!("mov.u32 %r{r}, {index};\nsetp.ge.u32 %p{p}, %r{r}, {bound};"));
+        self.line(format_args!("mul.wide.u32 %rd{r}, %r{r}, 4;\nadd.s64 %rd{r}, %rd{r}, %x;"));
+        self.line(format_args!("{guard}cp.async.ca.shared.global {to}, [%rd{r}], 4, %p{p};"));
+        if !self.choices.one_in(4) {
+            let guard = if self.choices.one_in(6) { guard.as_str() } else { "" };
+            self.line(format_args!("{guard}cp.async.commit_group;"));
+        }
+        if self.choices.one_in(2) {
+            self.wait();
+        }
+    }
+
+    fn wait(&mut self) {
+        let wait = self.choices.of(&["wait_group 0", "wait_group 0", "wait_all", "wait_group 1"]);
+        self.line(format_args!("cp.async.{wait};"));
+        if self.choices.one_in(2) {
+            self.line(format_args!("bar.sync 0;"));
+        }
     }
 
     /// A loop that tests before or after its body.
