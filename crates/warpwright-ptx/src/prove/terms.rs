@@ -258,13 +258,29 @@ impl Terms {
             }
             Kind::Floor(dividend, divisor) => self.quotient_range(dividend, divisor),
             Kind::Choice { alternatives, .. } => {
-                let mut ranges = alternatives.iter().map(|(_, value)| self.interval(value));
+                let mut ranges =
+                    alternatives.iter().map(|(conditions, value)| self.range_if(conditions, value));
                 let first = ranges.next().unwrap_or((None, None));
                 ranges.fold(first, |a, b| {
                     (a.0.zip(b.0).map(|(a, b)| a.min(b)), a.1.zip(b.1).map(|(a, b)| a.max(b)))
                 })
             }
         }
+    }
+
+    /// The range of a value where conditions hold that compare it with a number.
+    fn range_if(&self, conditions: &[Formula], value: &Poly) -> Bounds {
+        let (mut low, mut high) = self.interval(value);
+        for condition in conditions {
+            let Formula::AtLeast(room) = condition else { continue };
+            if let Some(most) = value.plus(room).and_then(|p| p.as_constant()) {
+                high = Some(high.map_or(most, |high| high.min(most)));
+            }
+            if let Some(least) = value.minus(room).and_then(|p| p.as_constant()) {
+                low = Some(low.map_or(least, |low| low.max(least)));
+            }
+        }
+        (low, high)
     }
 
     fn quotient_range(&self, dividend: &Poly, divisor: &Poly) -> Bounds {
