@@ -73,8 +73,8 @@ pub(crate) const FIRST: u32 = 2;
 /// An instruction that passes definedness on.
 #[derive(Debug)]
 pub(crate) struct Passing {
-    /// The case that matters for speed: if these three are defined, the fourth is.
-    pub(crate) quick: [u32; 4],
+    /// The instruction that does so.
+    pub(crate) pc: u32,
     pub(crate) rule: Rule,
     pub(crate) sources: Vec<Source>,
     /// In the order of the instruction; `None` is not tracked.

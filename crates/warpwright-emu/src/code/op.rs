@@ -280,8 +280,9 @@ macro_rules! define_op {
             CheckDefined(u32),
             /// Marks registers as defined: index into `Code::marks`.
             MarkDefined(u32),
-            /// Registers become as defined as those that the next instruction reads: index into `Code::passings`.
-            PassDefined(u32),
+            /// Register `to` is defined if those of `from` are; otherwise an entry of `Code::passings` says what is of it. It is a result
+            /// of the next instruction, which has the same guard.
+            PassDefined { from: [u32; 3], to: u32 },
             Jump { to: u32 },
             /// To `then` where predicate `pred` (inverted by `invert`) holds, else to `otherwise`.
             Branch { pred: u32, invert: u32, then: u32, otherwise: u32 },

@@ -177,17 +177,18 @@ fn is_copy(inst: &Inst) -> bool {
     }
 }
 
-/// Up to three sources and the only target.
-fn quick(sources: &[Source], targets: &[Option<Target>]) -> [u32; 4] {
-    let mut quick = [DEFINED; 4];
-    let mut tracked = sources.iter().filter_map(|source| source.tracked);
-    quick.iter_mut().take(3).zip(&mut tracked).for_each(|(quick, tracked)| *quick = tracked);
+/// The case that matters for speed: up to three sources that are tracked, and the only target.
+fn quick(sources: &[Source], targets: &[Option<Target>]) -> ([u32; 3], u32) {
+    let mut from = [DEFINED; 3];
+    let mut tracked: Vec<u32> = sources.iter().filter_map(|source| source.tracked).collect();
+    tracked.sort_unstable();
+    tracked.dedup();
+    from.iter_mut().zip(&tracked).for_each(|(from, tracked)| *from = *tracked);
     let mut targets = targets.iter().flatten();
-    match (tracked.next(), targets.next(), targets.next()) {
-        (None, Some(target), None) => quick[3] = target.tracked,
-        _ => quick[0] = UNDEFINED,
+    match (tracked.len(), targets.next(), targets.next()) {
+        (0..=3, Some(target), None) => (from, target.tracked),
+        _ => ([UNDEFINED; 3], DEFINED),
     }
-    quick
 }
 
 /// All ones in the low bits of a type.
@@ -225,10 +226,10 @@ impl Decoder<'_> {
             targets.retain(Option::is_some);
         }
         let sources: Vec<_> = operands.iter().map(|operand| self.definedness_of(operand, analysis)).collect();
-        let quick = quick(&sources, &targets);
-        self.code.passings.push(Passing { quick, rule, sources, targets, copies: is_copy(inst) });
-        let at = index(self.code.passings.len() - 1);
-        self.emit_part(Op::PassDefined(at));
+        let (from, to) = quick(&sources, &targets);
+        let pc = index(self.code.ins.len());
+        self.code.passings.push(Passing { pc, rule, sources, targets, copies: is_copy(inst) });
+        self.emit_part(Op::PassDefined { from, to });
         true
     }
 

@@ -108,9 +108,9 @@ impl Context<'_> {
                 if exec != FULL && self.checks.synccheck {
                     self.check_sources(warp, pc, exec, (*mode, *b, *c));
                 }
-                if let Some(shuffled) = &op.shuffled {
-                    let from = sources(&warp.regs, *mode, (*b, *c), fixed.as_deref());
-                    definedness::shuffle(warp, pc, exec, shuffled, &from);
+                if let (Some(shuffled), true) = (&op.shuffled, self.checks.initcheck) {
+                    let from = |regs: &_| sources(regs, *mode, (*b, *c), fixed.as_deref());
+                    definedness::shuffle(warp, pc, exec, shuffled, from);
                 }
                 let inside = match fixed {
                     Some(pattern) => permute(warp, exec, *dst, *a, pattern),
@@ -124,9 +124,9 @@ impl Context<'_> {
                 if exec != FULL && self.checks.synccheck {
                     self.check_sources(warp, pc, exec, (ShflMode::Idx, *b, *c));
                 }
-                if let Some(shuffled) = &op.shuffled {
-                    let from = sources(&warp.regs, ShflMode::Idx, (*b, *c), None);
-                    definedness::shuffle(warp, pc, exec, shuffled, &from);
+                if let (Some(shuffled), true) = (&op.shuffled, self.checks.initcheck) {
+                    let from = |regs: &_| sources(regs, ShflMode::Idx, (*b, *c), None);
+                    definedness::shuffle(warp, pc, exec, shuffled, from);
                 }
                 rows::w2_gather(&mut warp.regs, exec, *dst, *a, *b);
             }

@@ -64,7 +64,8 @@ impl Definedness {
 
     /// Whether lanes of these three registers are defined; then those of the fourth are.
     #[inline(always)]
-    fn passes([a, b, c, to]: [u32; 4], of: &mut [u32], lanes: u32) -> bool {
+    pub(super) fn passes(&mut self, [a, b, c]: [u32; 3], to: u32, lanes: u32) -> bool {
+        let of = &mut self.lanes;
         let all = of[a as usize] & of[b as usize] & of[c as usize];
         let whole = lanes & !all == 0;
         if whole {
@@ -190,16 +191,15 @@ impl Context<'_> {
     }
 
     /// Passes definedness from the operands of the instruction that follows to its results.
-    #[inline(always)]
-    pub(super) fn pass_definedness(&mut self, warp: &mut Warp, pc: u32, exec: u32, at: u32) {
-        let passing = &self.code.passings[at as usize];
-        if !Definedness::passes(passing.quick, &mut warp.definedness.lanes, exec) && self.checks.initcheck {
-            pass(warp, pc, exec, passing);
+    #[cold]
+    pub(super) fn pass_definedness(&mut self, warp: &mut Warp, pc: u32, exec: u32) {
+        let passings = &self.code.passings;
+        if let Ok(at) = passings.binary_search_by_key(&pc, |passing| passing.pc) {
+            pass(warp, pc, exec, &passings[at]);
         }
     }
 }
 
-#[inline(never)]
 fn pass(warp: &mut Warp, pc: u32, exec: u32, passing: &Passing) {
     let missing = |s: &&Source| s.tracked.is_some_and(|t| warp.definedness.missing(t, exec) != 0);
     let origin = passing.sources.iter().find(missing).and_then(|source| {
@@ -330,9 +330,25 @@ impl Lane<'_> {
 }
 
 /// A shuffle of a tracked register: lanes take over the definedness of those that they read.
+#[inline(always)]
+pub(super) fn shuffle(
+    warp: &mut Warp,
+    pc: u32,
+    exec: u32,
+    passing: &Shuffled,
+    from: impl FnOnce(&Registers) -> [u8; LANES],
+) {
+    if passing.source.tracked.is_none_or(|tracked| warp.definedness.missing(tracked, u32::MAX) == 0) {
+        warp.definedness.define(passing.target, exec);
+        return;
+    }
+    let from = from(&warp.regs);
+    shuffle_undefined(warp, pc, exec, *passing, &from);
+}
+
 #[cold]
-pub(super) fn shuffle(warp: &mut Warp, pc: u32, exec: u32, passing: &Shuffled, from: &[u8; LANES]) {
-    let Shuffled { source, target } = *passing;
+fn shuffle_undefined(warp: &mut Warp, pc: u32, exec: u32, passing: Shuffled, from: &[u8; LANES]) {
+    let Shuffled { source, target } = passing;
     let bits = from.map(|lane| source.undefined(&warp.definedness, usize::from(lane) % LANES));
     let before = source.tracked.and_then(|tracked| warp.definedness.origin(tracked));
     let origin = before.or(Some(Origin::Register { pc, ty: source.ty }));

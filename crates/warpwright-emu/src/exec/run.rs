@@ -223,9 +223,13 @@ fn interpret(cx: &mut Context<'_>, warp: &mut Warp) -> Outcome {
                     tracked.for_each(|tracked| warp.definedness.define(*tracked, exec));
                     Flow::Next
                 }
-                Op::PassDefined(at) => {
-                    cx.pass_definedness(warp, pc as u32, exec, at);
-                    Flow::Next
+                Op::PassDefined { from, to } => {
+                    if cx.checks.initcheck && !warp.definedness.passes(from, to, exec) {
+                        cx.pass_definedness(warp, pc as u32, exec);
+                    }
+                    // At once here, too.
+                    pc += 1;
+                    continue;
                 }
                 Op::Jump { to } => Flow::Jump(to),
                 Op::Branch { pred, invert, then, otherwise } => {

@@ -117,7 +117,7 @@ fn kernel(types: &[ScalarType], make: impl Fn(&[Reg]) -> Inst) -> (Code, Vec<Slo
             }
         })
         .collect();
-    code.ins.retain(|i| !matches!(i.op, Op::CheckDefined(_) | Op::MarkDefined(_) | Op::PassDefined(_)));
+    code.ins.retain(|i| !matches!(i.op, Op::CheckDefined(_) | Op::MarkDefined(_) | Op::PassDefined { .. }));
     (code, slots)
 }
 

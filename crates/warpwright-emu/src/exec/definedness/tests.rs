@@ -131,7 +131,7 @@ fn known(inst: &Inst, values: [u64; MOST], undefined: [u64; MOST]) -> u64 {
         Source { value: Some(Slot::W(row)), tracked: Some(tracked), ty: None, bits: 0xFFFF_FFFF }
     };
     let sources = operands.iter().map(source).collect();
-    let passing = Passing { quick: [0; 4], rule, sources, targets: Vec::new(), copies: false };
+    let passing = Passing { pc: 0, rule, sources, targets: Vec::new(), copies: false };
     !Lane { regs: &regs, definedness: &definedness, lane: 0 }.results(&passing)[0]
 }
 
