@@ -191,6 +191,10 @@ impl Writer<'_> {
                 let b = self.expression(depth - 1);
                 self.line(format_args!("or.b32 %r{r}, {a}, {b};"));
             }
+            14 if self.choices.one_in(2) => {
+                let b = self.expression(depth - 1);
+                self.line(format_args!("xor.b32 %r{r}, {a}, {b};"));
+            }
             14 => self.line(format_args!("xor.b32 %r{r}, {a}, {small};")),
             _ => {
                 let p = self.condition();

@@ -98,6 +98,9 @@ impl System {
                 return;
             }
             for atom in new {
+                for other in self.seen.iter().copied().collect::<Vec<_>>() {
+                    terms.facts_of_both(atom, other).iter().for_each(|fact| self.add(fact));
+                }
                 self.seen.insert(atom);
                 terms.facts(atom).iter().for_each(|fact| self.add(fact));
             }

@@ -94,6 +94,10 @@ fn unknown(function: &Function, terms: &Terms, atom: Atom, depth: u32) -> String
                 alternatives.iter().map(|(_, p)| text(function, terms, p, depth - 1)).collect();
             format!("({})", all.join(" or "))
         }
-        Kind::Floor(..) | Kind::Choice { .. } => "(..)".to_owned(),
+        Kind::Xor { a, b, low, .. } if depth > 0 => {
+            let [p, q] = [a, b].map(|p| text(function, terms, p, depth - 1));
+            format!("(({p} ^ {q})/{})", 1i128 << low)
+        }
+        Kind::Floor(..) | Kind::Xor { .. } | Kind::Choice { .. } => "(..)".to_owned(),
     }
 }

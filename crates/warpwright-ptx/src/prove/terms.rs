@@ -118,6 +118,13 @@ pub(super) enum Kind {
     },
     /// The quotient of the two, rounded down; the second is positive.
     Floor(Poly, Poly),
+    /// The bits in which two numbers below `2^bits` differ, which are multiples of `2^low`: divided by that.
+    Xor {
+        a: Poly,
+        b: Poly,
+        low: u32,
+        bits: u32,
+    },
     /// The value of the alternative whose conditions hold. With a site the conditions need not say which one that is.
     Choice {
         site: Option<(Site, Thread)>,
@@ -256,6 +263,7 @@ impl Terms {
             Kind::Piece(_, _, bits) | Kind::Carried { bits, .. } | Kind::Opaque { bits, .. } => {
                 (Some(0), Some((1i128 << bits) - 1))
             }
+            Kind::Xor { low, bits, .. } => (Some(0), Some((1i128 << (bits - low)) - 1)),
             Kind::Floor(dividend, divisor) => self.quotient_range(dividend, divisor),
             Kind::Choice { alternatives, .. } => {
                 let mut ranges =
@@ -361,6 +369,29 @@ impl Terms {
         }
     }
 
+    /// Facts about two unknowns beyond those of each: where `a ^ b` is `c ^ d`, `a` is `c` exactly if `b` is `d`.
+    pub(super) fn facts_of_both(&self, one: Atom, other: Atom) -> Vec<Formula> {
+        let (Kind::Xor { a, b, low, bits }, Kind::Xor { a: c, b: d, low: other_low, bits: other_bits }) =
+            (self.kind(one), self.kind(other))
+        else {
+            return Vec::new();
+        };
+        let differences = [Poly::from(one).minus(&other.into()), a.minus(c), b.minus(d)];
+        let ([Some(result), Some(first), Some(second)], true) =
+            (differences, (low, bits) == (other_low, other_bits))
+        else {
+            return Vec::new();
+        };
+        let follows = |known: &Poly, equal: &Poly| {
+            let mut any = vec![Formula::equal(equal)];
+            for p in [&result, known] {
+                any.extend([p.plus_constant(-1)?, p.complement()].map(Formula::AtLeast));
+            }
+            Some(Formula::Any(any))
+        };
+        follows(&second, &first).into_iter().chain(follows(&first, &second)).collect()
+    }
+
     /// `dividend / divisor`, rounded down, where the divisor is known to be positive.
     pub(super) fn floor(&mut self, dividend: &Poly, divisor: &Poly) -> Option<Poly> {
         let Some(number) = divisor.as_constant() else {
@@ -438,6 +469,7 @@ impl Terms {
             }
             match kind {
                 Kind::Floor(dividend, divisor) => todo.extend(dividend.atoms().chain(divisor.atoms())),
+                Kind::Xor { a, b, .. } => todo.extend(a.atoms().chain(b.atoms())),
                 Kind::Choice { alternatives, .. } => {
                     for (conditions, value) in alternatives {
                         todo.extend(value.atoms());
@@ -505,6 +537,10 @@ impl Replacing<'_> {
                     } else {
                         self.terms.floor(&new, &by)?
                     }
+                }
+                Kind::Xor { a, b, low, bits } => {
+                    let (a, b) = (self.poly(&a)?, self.poly(&b)?);
+                    self.terms.atom(Kind::Xor { a, b, low, bits }).into()
                 }
                 Kind::Choice { site, alternatives } => {
                     let mut replaced = Vec::new();

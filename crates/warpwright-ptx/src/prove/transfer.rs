@@ -307,10 +307,23 @@ impl Walk<'_> {
                         }
                     }
                 }
-                let [p, q] = [p, q].map(|p| self.interpreted(state, &p, ty.to_bits()));
-                let most = self.terms.interval(&p?).1?.max(self.terms.interval(&q?).1?);
-                let used = 128 - most.leading_zeros();
-                Some(self.opaque(0, used.min(bits)))
+                let (p, q) =
+                    (self.interpreted(state, &p, ty.to_bits())?, self.interpreted(state, &q, ty.to_bits())?);
+                let most = self.terms.interval(&p).1?.max(self.terms.interval(&q).1?);
+                let used = (128 - most.leading_zeros()).min(bits);
+                // Bits that neither has are zero.
+                let both = |low: u32| [&p, &q].iter().all(|p| p.is_multiple_of(1i128 << low));
+                let low = (0..used).rev().find(|low| both(*low)).unwrap_or(0);
+                let mut below = |bits: u32| {
+                    let most = (1i128 << bits) - 1;
+                    [&p, &q].iter().all(|p| within(&mut self.terms, &state.conditions, p, 0, most))
+                };
+                let used = (low + 1..used).find(|bits| below(*bits)).unwrap_or(used);
+                if op == BinaryOp::Or {
+                    return self.opaque(0, used - low).scaled(1i128 << low);
+                }
+                let unit: Poly = self.terms.atom(Kind::Xor { a: p, b: q, low, bits: used }).into();
+                unit.scaled(1i128 << low)
             }
             _ => None,
         }
