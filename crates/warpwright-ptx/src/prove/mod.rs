@@ -71,7 +71,8 @@ pub struct Proof {
     pub kernel: String,
     /// Whether every access lies in its array and is aligned.
     pub bounds: Decision,
-    /// Whether no two threads access the same bytes of an array, one of them writing, unless a barrier orders them or both are atomic.
+    /// Whether no two threads access the same bytes of an array, one of them writing, unless a barrier orders them or both are
+    /// atomic, and no thread those of an asynchronous copy of its own that it has not waited for.
     pub races: Decision,
     /// Assumptions beyond the contract.
     pub assumptions: Vec<String>,
