@@ -168,7 +168,7 @@ impl Stops {
         self.barriers.get(&block).is_some_and(|all| all.contains(&index))
     }
 
-    /// What lies between barriers, from the start and from each of them.
+    /// The accesses between barriers, from the start and from each of them.
     pub(super) fn intervals(
         &self,
         walk: &Walk<'_>,

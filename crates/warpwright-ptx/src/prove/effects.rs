@@ -1,4 +1,4 @@
-//! What instructions do to memory.
+//! The effects of instructions on memory.
 
 use super::Reason;
 use super::decide::implies;
@@ -35,13 +35,13 @@ impl Walk<'_> {
                 self.access(state, action, *space, addr, i64::from(ty.bytes()));
             }
             Inst::LdMatrix { tiles, space, addr, .. } => {
-                self.matrices(state, Action::Load, *tiles, *space, addr)
+                self.matrices(state, Action::Load, *tiles, *space, addr);
             }
             Inst::StMatrix { tiles, space, addr, .. } => {
                 self.matrices(state, Action::Store, *tiles, *space, addr);
             }
             Inst::CpAsync { dst, src, bytes, limit, .. } => {
-                self.copy(state, dst, src, i64::from(*bytes), *limit)
+                self.copy(state, dst, src, i64::from(*bytes), *limit);
             }
             Inst::BulkCopy(copy)
                 if copy.multicast.is_none()

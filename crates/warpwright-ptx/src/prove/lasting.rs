@@ -35,6 +35,9 @@ pub(super) enum Before {
 /// Loops by their headers; those that are left out say nothing.
 pub(super) type Past = BTreeMap<BlockId, Before>;
 
+/// Accesses that go on, by their numbers.
+pub(super) type Pending = BTreeSet<(usize, Past, Towards)>;
+
 /// Whether an access matters to all others, or to those of the asynchronous proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Towards {
@@ -42,11 +45,11 @@ pub(super) enum Towards {
     Proxy,
 }
 
-/// What goes on where.
+/// Accesses that go on, and where.
 #[derive(Debug, Default)]
 pub(super) struct Lasting {
     /// By barrier: the accesses that go on behind it.
-    pub(super) pending: BTreeMap<(BlockId, usize), BTreeSet<(usize, Past, Towards)>>,
+    pub(super) pending: BTreeMap<(BlockId, usize), Pending>,
     /// Accesses of one thread, the second while the first goes on.
     pub(super) own: BTreeSet<(usize, usize, Rounds, Towards)>,
     /// By mbarrier whose only phase ends its copies: where it has completed.
@@ -187,7 +190,7 @@ struct Point {
     on_way: OnWay,
 }
 
-/// What a thread has done since it began an access.
+/// The deeds of a thread since it began an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct OnWay {
     /// Groups that it closed: the first has the access.

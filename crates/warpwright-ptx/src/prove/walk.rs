@@ -61,7 +61,7 @@ pub(super) enum Until {
 /// A fixed place in an array: its bytes behind the start.
 pub(super) type Place = (Array, i128);
 
-/// What an access does to an mbarrier. Numbers that differ between launches or threads are left out.
+/// The effect of an access on an mbarrier. Numbers that differ between launches or threads are left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Object {
     /// Expects so many arrivals in a phase.
@@ -83,7 +83,7 @@ pub(super) struct Access {
     pub(super) index: usize,
     pub(super) action: Action,
     pub(super) bytes: Poly,
-    /// What its address is a multiple of.
+    /// A number that its address is a multiple of.
     pub(super) align: i128,
     pub(super) array: Array,
     pub(super) space: StateSpace,
