@@ -152,9 +152,10 @@ impl<'k> Epilogue<'k> for Saving<'k> {
         (): &(),
         at: ((U32<'k>, u32), U32<'k>),
         sums: &[[F32<'k>; 2]],
+        read: &[[F32<'k>; 2]],
         even: Even,
     ) -> Vec<[F32<'k>; 2]> {
-        vec![self.sum.pair(to, &(), at, sums[0], even)]
+        self.sum.results(to, &(), at, sums, read, even)
     }
 
     fn last(&self, dtype: DType, beside: &[[F32<'k>; 2]]) -> [F32<'k>; 2] {
@@ -192,6 +193,26 @@ impl KernelDef for DerivativeGemm {
     }
 }
 
+impl<'k> WorkParams<'k> {
+    /// Pairs of tensors that lie as the results do and that a layer kept: those that have been `read`, or else the ones at (`row`, `col`).
+    pub(super) fn kept(
+        &self,
+        tensors: &[Ptr<'k, Read, Elem>],
+        (row, col): (U32<'k>, U32<'k>),
+        read: &[[F32<'k>; 2]],
+        even: Even,
+    ) -> Vec<[F32<'k>; 2]> {
+        if !read.is_empty() {
+            return read.to_vec();
+        }
+        let at = row.to_u64() * self.ldy + col.to_u64();
+        let pair = |from: &Ptr<'k, Read, Elem>| {
+            pair_at(from.at(at), Some(row.lt(self.m)), (col, self.n), even.rows)
+        };
+        tensors.iter().map(pair).collect()
+    }
+}
+
 /// The epilogue that multiplies sums by the derivative of an activation.
 struct Derivative<'k> {
     work: WorkParams<'k>,
@@ -203,18 +224,21 @@ impl<'k> Epilogue<'k> for Derivative<'k> {
 
     fn rows(&self, _: U32<'k>, _: &dyn Fn(u32) -> U32<'k>) {}
 
-    fn pair(
+    fn reads(&self, to: &ResultParams<'k>) -> Vec<Ptr<'k, Read, Elem>> {
+        vec![to.c]
+    }
+
+    fn results(
         &self,
         to: &ResultParams<'k>,
         (): &(),
         ((row, _), col): ((U32<'k>, u32), U32<'k>),
-        sums: [F32<'k>; 2],
+        sums: &[[F32<'k>; 2]],
+        read: &[[F32<'k>; 2]],
         even: Even,
-    ) -> [F32<'k>; 2] {
-        let WorkParams { m, n, ldy, .. } = self.work;
-        let from = to.c.at(row.to_u64() * ldy + col.to_u64());
-        let z = pair_at(from, Some(row.lt(m)), (col, n), even.rows);
-        [0, 1].map(|i| differentiate(self.activation, (z[i], sums[i]), to.y.dtype()))
+    ) -> Vec<[F32<'k>; 2]> {
+        let z = self.work.kept(&self.reads(to), (row, col), read, even)[0];
+        vec![[0, 1].map(|i| differentiate(self.activation, (z[i], sums[0][i]), to.y.dtype()))]
     }
 }
 

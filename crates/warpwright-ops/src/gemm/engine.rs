@@ -345,12 +345,12 @@ impl Blocks {
             }
             let first = if self.turns { place.row } else { place.row + group * (self.slabs() * SLAB) };
             let whole = || {
-                // Products hide how long what is added to the first panel takes to arrive.
-                let mut loaded = self.addends(cx, epilogue, Place { row: first, ..place });
+                // Products hide how long what the first panels are made of takes to arrive.
+                let mut ahead = self.ahead(cx, epilogue, Place { row: first, ..place });
                 let (state, sums) = self.multiply(cx, (group, lane), turns, place, state);
                 for (slab, sums) in (0..).zip(&sums) {
                     let row = if slab > 0 { first + slab * SLAB } else { first };
-                    self.finish(cx, epilogue, self.pairs(sums), Place { row, ..place }, loaded.take());
+                    self.finish(cx, epilogue, self.pairs(sums), Place { row, ..place }, ahead.as_mut());
                 }
                 state
             };

@@ -105,20 +105,21 @@ impl Program {
         if self.scale { dtypes.with("to.scale", sums).with("to.bias", sums) } else { dtypes }
     }
 
-    /// The results of two neighbouring sums, the first of which is at an even column.
+    /// The results of two neighbouring sums, the first of which is at an even column, with their numbers of `c` if these have been loaded.
     pub(crate) fn pair<'k>(
         self,
         to: &ResultParams<'k>,
         (m, n, ldy): (U32<'k>, U32<'k>, U64<'k>),
         (alpha, beta): (F32<'k>, F32<'k>),
         (row, col): (U32<'k>, U32<'k>),
-        sums: [F32<'k>; 2],
+        (sums, c): ([F32<'k>; 2], Option<[F32<'k>; 2]>),
         even: Even,
     ) -> [F32<'k>; 2] {
-        let c = || {
+        let load = || {
             let from = to.c.at(row.to_u64() * ldy + col.to_u64());
             pair_at(from, Some(row.lt(m)), (col, n), even.rows)
         };
+        let c = || c.unwrap_or_else(load);
         let mut values = sums;
         if self.scaled {
             values = values.map(|value| value * alpha);

@@ -186,6 +186,7 @@ impl<'k> Epilogue<'k> for Factors<'k> {
         (): &(),
         (_, col): ((U32<'k>, u32), U32<'k>),
         sums: &[[F32<'k>; 2]],
+        _read: &[[F32<'k>; 2]],
         even: Even,
     ) -> Vec<[F32<'k>; 2]> {
         let mut factors = [sums[0], sums[1]];

@@ -9,7 +9,7 @@ use warpwright_ptx::{DType, Target};
 
 use super::activated::Layer;
 use super::engine::{BesideArgs, BesideParams, Epilogue, WorkArgs, WorkParams};
-use super::epilogue::{Even, ResultArgs, ResultParams, pair_at, sums_dtype};
+use super::epilogue::{Even, ResultArgs, ResultParams, sums_dtype};
 use super::persistent::PersistentGemm;
 use super::tuning::PersistentConfig;
 use super::{GemmDesc, Part};
@@ -104,18 +104,21 @@ impl<'k> Epilogue<'k> for Gradients<'k> {
         vec![self.dgate]
     }
 
+    fn reads(&self, to: &ResultParams<'k>) -> Vec<Ptr<'k, Read, Elem>> {
+        vec![to.c, self.up]
+    }
+
     fn results(
         &self,
         to: &ResultParams<'k>,
         (): &(),
         ((row, _), col): ((U32<'k>, u32), U32<'k>),
         sums: &[[F32<'k>; 2]],
+        read: &[[F32<'k>; 2]],
         even: Even,
     ) -> Vec<[F32<'k>; 2]> {
-        let WorkParams { m, n, ldy, .. } = self.work;
-        let at = row.to_u64() * ldy + col.to_u64();
-        let [gate, up] =
-            [to.c, self.up].map(|from| pair_at(from.at(at), Some(row.lt(m)), (col, n), even.rows));
+        let kept = self.work.kept(&self.reads(to), (row, col), read, even);
+        let (gate, up) = (kept[0], kept[1]);
         let of = |i: usize| differentiate_gated(self.activation, (gate[i], up[i]), sums[0][i], to.y.dtype());
         let [(dgate, dup), (next_dgate, next_dup)] = [0, 1].map(of);
         vec![[dgate, next_dgate], [dup, next_dup]]

@@ -63,8 +63,8 @@ impl<'k> Epilogue<'k> for Finish<'k> {
 
     fn rows(&self, _: U32<'k>, _: &dyn Fn(u32) -> U32<'k>) {}
 
-    fn residual(&self, to: &ResultParams<'k>) -> Option<Ptr<'k, Read, Elem>> {
-        self.program.residual.then_some(to.c)
+    fn reads(&self, to: &ResultParams<'k>) -> Vec<Ptr<'k, Read, Elem>> {
+        if self.program.residual || self.program.addend { vec![to.c] } else { Vec::new() }
     }
 
     fn columns(&self, to: &ResultParams<'k>, col: U32<'k>) -> Option<Columns<'k>> {
@@ -84,15 +84,20 @@ impl<'k> Epilogue<'k> for Finish<'k> {
         self.program.pair_onto(to, columns, sums, residual)
     }
 
-    fn pair(
+    fn results(
         &self,
         to: &ResultParams<'k>,
         (): &(),
         ((row, _), col): ((U32<'k>, u32), U32<'k>),
-        sums: [F32<'k>; 2],
+        sums: &[[F32<'k>; 2]],
+        read: &[[F32<'k>; 2]],
         even: Even,
-    ) -> [F32<'k>; 2] {
-        self.program.pair(to, self.sizes, self.factors, (row, col), sums, even)
+    ) -> Vec<[F32<'k>; 2]> {
+        let of = |sums: &[F32<'k>; 2]| {
+            let sums = (*sums, read.first().copied());
+            self.program.pair(to, self.sizes, self.factors, (row, col), sums, even)
+        };
+        sums.iter().map(of).collect()
     }
 }
 

@@ -43,6 +43,9 @@ pub(super) fn store_rows<'k>(
     });
 }
 
+/// Registers of a lane's vectors of a panel.
+pub(super) const LANE_REGISTERS: usize = 16;
+
 /// Lanes that store a row of a panel, a vector each.
 const LANES_OF_ROW: u32 = 8;
 

@@ -180,7 +180,7 @@ impl<'k> Epilogue<'k> for Scaled<'k> {
         }
         let k = row.k();
         let factors = (k.lit(1.0f32), k.lit(0.0f32));
-        self.program.pair(to, self.sizes, factors, (row, col), values, even)
+        self.program.pair(to, self.sizes, factors, (row, col), (values, None), even)
     }
 
     fn promotes(&self) -> bool {

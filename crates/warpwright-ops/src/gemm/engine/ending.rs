@@ -26,13 +26,14 @@ pub(crate) trait Epilogue<'k> {
     }
 
     /// The results of the sums of two neighbours: those [beside](Self::beside) `y`, and that of `y` behind them, unless it is the
-    /// [last](Self::last).
+    /// [last](Self::last). `read` are the numbers of the tensors that it [reads](Self::reads), where panels bring them, or none.
     fn results(
         &self,
         to: &ResultParams<'k>,
         rows: &Self::Rows,
         at: ((U32<'k>, u32), U32<'k>),
         sums: &[[F32<'k>; 2]],
+        _read: &[[F32<'k>; 2]],
         even: Even,
     ) -> Vec<[F32<'k>; 2]> {
         sums.iter().map(|sums| self.pair(to, rows, at, *sums, even)).collect()
@@ -56,9 +57,10 @@ pub(crate) trait Epilogue<'k> {
         sums
     }
 
-    /// The tensor that is added to the results of [`pair_onto`](Self::pair_onto) and lies as they do, if there is one.
-    fn residual(&self, _to: &ResultParams<'k>) -> Option<Ptr<'k, Read, Elem>> {
-        None
+    /// The tensors that results are made of beside sums and that lie as `y` does. Panels bring them where they can; of sums that are not
+    /// [joined](Self::joined).
+    fn reads(&self, _to: &ResultParams<'k>) -> Vec<Ptr<'k, Read, Elem>> {
+        Vec::new()
     }
 
     /// Factors and biases of two neighbouring columns from `col` on, where they are loaded once for the lane's two rows; `None` where
@@ -67,7 +69,7 @@ pub(crate) trait Epilogue<'k> {
         None
     }
 
-    /// The results of two neighbouring sums of such columns, with their numbers of the [`residual`](Self::residual) if there is one.
+    /// The results of two neighbouring sums of such columns, with their numbers of the tensor that it [reads](Self::reads) if there is one.
     fn pair_onto(
         &self,
         _to: &ResultParams<'k>,

@@ -1,5 +1,7 @@
 //! The end of a tile: results of a warpgroup's sums go to panels in shared memory, and from there to memory.
 
+use std::collections::VecDeque;
+
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{OutputPanel, TensorMapParam};
 
@@ -8,10 +10,23 @@ use super::{
     Store,
 };
 use crate::gemm::epilogue::{Columns, Even, ResultParams};
-use crate::gemm::rows::{load_rows, place_rows, scatter_rows, scattered_rows, store_rows};
+use crate::gemm::rows::{LANE_REGISTERS, load_rows, place_rows, scatter_rows, scattered_rows, store_rows};
 
-/// Vectors of what is added to a panel.
-type Addends<'k> = Vec<Lanes<'k, u32>>;
+/// The lane's vectors of a panel of each tensor that an epilogue reads.
+type Vectors<'k> = Vec<Vec<Lanes<'k, u32>>>;
+
+/// Registers of a thread for vectors on their way.
+const ON_THEIR_WAY: usize = 32;
+
+/// The panels of a warpgroup's tile of the tensors that an epilogue reads: the first come to registers while the tile is multiplied, each
+/// further one while those before it are finished, by loads of 16 bytes.
+pub(super) struct Ahead<'k> {
+    /// The tile of the warpgroup, from its first row on.
+    place: Place<'k>,
+    loaded: VecDeque<Vectors<'k>>,
+    /// The number of the panel behind those, by slabs of rows.
+    next: u32,
+}
 
 /// A row of a panel, whether it is there, and where it begins.
 type Scattered<'k> = (U32<'k>, Pred<'k>, U64<'k>);
@@ -45,18 +60,56 @@ impl Blocks {
         ResultParams { c: c.at(matrix), y: y.at(matrix), ..cx.p.to }
     }
 
-    /// Loads what an epilogue adds to the panel at `place`, where panels hold it: elements of 16 bits whose rows begin at multiples of 16 bytes.
-    pub(super) fn addends<'k, E: Epilogue<'k>>(
+    /// Begins to load what an epilogue reads for the tile at `place`, where panels hold it: elements of 16 bits whose rows begin at multiples of
+    /// 16 bytes.
+    pub(super) fn ahead<'k, E: Epilogue<'k>>(
         &self,
         cx: &Context<'k>,
         epilogue: &E,
         place: Place<'k>,
-    ) -> Option<Addends<'k>> {
+    ) -> Option<Ahead<'k>> {
         if self.store != Store::Panels || self.y.bytes() != 2 {
             return None;
         }
-        let from = epilogue.residual(&self.results(cx, place))?;
-        Some(load_rows(cx.k, self.panel(), from, (place.end, cx.p.n, cx.p.ldy), (place.row, place.col)))
+        let tensors = epilogue.reads(&self.results(cx, place)).len();
+        let mut ahead = Ahead { place, loaded: VecDeque::new(), next: 0 };
+        for _ in 0..(ON_THEIR_WAY / LANE_REGISTERS).checked_div(tensors)?.max(1) {
+            self.load_next(cx, epilogue, &mut ahead);
+        }
+        Some(ahead)
+    }
+
+    /// Begins to load the next panel of a tile, if there is one.
+    fn load_next<'k, E: Epilogue<'k>>(&self, cx: &Context<'k>, epilogue: &E, ahead: &mut Ahead<'k>) {
+        let (panel, place) = (self.panel(), ahead.place);
+        let across = self.config.cols / panel.cols();
+        let (slab, chunk) = (ahead.next / across, ahead.next % across);
+        if slab == self.slabs() {
+            return;
+        }
+        let (row, col) = (place.row + slab * SLAB, place.col + chunk * panel.cols());
+        let load = |from| load_rows(cx.k, panel, from, (place.end, cx.p.n, cx.p.ldy), (row, col));
+        ahead.loaded.push_back(epilogue.reads(&self.results(cx, place)).into_iter().map(load).collect());
+        ahead.next += 1;
+    }
+
+    /// The numbers of the next panel in the order of its pairs, those of one tensor after the other, by way of the free panel at `at`.
+    fn read_next<'k>(
+        &self,
+        cx: &Context<'k>,
+        ahead: &mut Ahead<'k>,
+        at: U32<'k>,
+    ) -> Vec<Vec<[F32<'k>; 2]>> {
+        let vectors = ahead.loaded.pop_front().unwrap_or_default();
+        let through_panel = |(i, vectors)| {
+            if i > 0 {
+                // Lanes have taken those of the tensor before.
+                cx.k.warp_barrier();
+            }
+            place_rows(cx.k, self.panel(), at, vectors);
+            self.panel().take(at)
+        };
+        vectors.into_iter().enumerate().map(through_panel).collect()
     }
 
     /// Factors and biases of the pairs of a panel by columns, of which two rows have one; `col` is that of the lane's first sum.
@@ -71,14 +124,14 @@ impl Blocks {
         if self.store == Store::Panels { pairs.chunks(2).map(of).collect() } else { None }
     }
 
-    /// Stores the results of 64 rows, whose sums a warpgroup has, and what is added to the first panel if it has been loaded.
+    /// Stores the results of 64 rows, whose sums a warpgroup has; what its epilogue reads comes from `ahead`, where that brings it.
     pub(super) fn finish<'k, E: Epilogue<'k>>(
         &self,
         cx: &Context<'k>,
         epilogue: &E,
         sums: Vec<Pair<'k>>,
         place: Place<'k>,
-        mut loaded: Option<Addends<'k>>,
+        mut ahead: Option<&mut Ahead<'k>>,
     ) {
         let (k, p, panel) = (cx.k, cx.p, self.panel());
         let (pairs, col) = epilogue.joined(self.y, sums, place.col);
@@ -117,75 +170,74 @@ impl Blocks {
                         None => epilogue.last(self.y, of_pair),
                     };
                     let values: Vec<_> = results.iter().flat_map(result).collect();
-                    self.store_panel(&panels, &stored, || values.clone(), None::<fn() -> _>, mend);
+                    self.free_panel(&panels);
+                    self.store_panel(&panels, &stored, &values, mend);
                     continue;
                 }
-                let addends = loaded.take().or_else(|| self.addends(cx, epilogue, Place { col, ..place }));
                 let columns = self.columns(epilogue, &to, pairs, place.col + right);
-                let ended = |residual: Option<Vec<[F32<'k>; 2]>>| -> Vec<Vec<[F32<'k>; 2]>> {
-                    let result = |(i, (slot, col, sums)): (usize, &Joined<'k>)| match &columns {
+                let ended = |read: &[Vec<[F32<'k>; 2]>]| -> Vec<Vec<[F32<'k>; 2]>> {
+                    let result = |(i, (slot, col, sums)): (usize, &Joined<'k>)| {
+                        let read: Vec<_> = read.iter().map(|of_tensor| of_tensor[i]).collect();
                         // The lane's rows follow one another.
-                        Some(columns) => {
-                            let residual = residual.as_ref().map(|all| all[i]);
-                            vec![epilogue.pair_onto(&to, &columns[i / 2], sums[0], residual)]
+                        if let Some(columns) = &columns {
+                            return vec![epilogue.pair_onto(&to, &columns[i / 2], sums[0], read.first().copied())];
                         }
-                        None => {
-                            let (row, col) = (place.row + down + *slot, place.col + right + *col);
-                            epilogue.results(&to, &rows, ((row, *slot), col), sums, even)
-                        }
+                        let (row, col) = (place.row + down + *slot, place.col + right + *col);
+                        epilogue.results(&to, &rows, ((row, *slot), col), sums, &read, even)
                     };
                     pairs.iter().enumerate().map(result).collect()
                 };
-                let first = |results: &[Vec<[F32<'k>; 2]>]| results.iter().flat_map(|pair| pair[0]).collect();
-                let Some(addends) = addends else {
-                    results = ended(None);
-                    let values: Vec<_> = first(&results);
-                    self.store_panel(&panels, &stored, || values.clone(), None::<fn() -> _>, mend);
-                    continue;
-                };
-                // The panel brings what is added, once it is free.
-                let late = || {
-                    if (chunk as usize + 1) * per_panel < pairs_of_tile {
-                        loaded = self.addends(cx, epilogue, Place { col: col + panel.cols(), ..place });
-                    }
-                    place_rows(k, panel, at, addends);
-                    first(&ended(Some(panel.take(at))))
-                };
-                self.store_panel(&panels, &stored, Vec::new, Some(late), mend);
+                if let Some(ahead) = ahead.as_deref_mut() {
+                    self.free_panel(&panels);
+                    results = ended(&self.read_next(cx, ahead, at));
+                } else {
+                    results = ended(&[]);
+                    self.free_panel(&panels);
+                }
+                let values: Vec<_> = results.iter().flat_map(|pair| pair[0]).collect();
+                self.store_panel(&panels, &stored, &values, mend);
+                if let Some(ahead) = ahead.as_deref_mut() {
+                    self.load_next(cx, epilogue, ahead);
+                }
             }
         }
     }
 
-    /// Stores a panel, once `mend` has put right what was written: values that are there, or those that `late` makes when the panel is free.
+    /// Waits until nothing reads the panel any more that is written next.
+    fn free_panel(&self, panels: &Panels<'_, '_>) {
+        let Panels { cx, group, leader, alternate, .. } = *panels;
+        if self.store == Store::Rows {
+            cx.k.warp_barrier();
+            return;
+        }
+        // It may still be on its way to memory; panels alternate unless a tile ends with the one that the next begins with.
+        cx.k.if_(leader, || cx.k.wait_stores(if alternate { PANELS - 1 } else { 0 }));
+        cx.k.barrier_of(group + MEETING, GROUP);
+    }
+
+    /// Stores the values of a panel that is free, once `mend` has put right what was written.
     fn store_panel<'k>(
         &self,
         panels: &Panels<'k, '_>,
         stored: &Stored<'k>,
-        values: impl Fn() -> Vec<F32<'k>>,
-        late: Option<impl FnOnce() -> Vec<F32<'k>>>,
+        values: &[F32<'k>],
         mend: impl Fn(),
     ) {
-        let Panels { cx, place, group, leader, alternate, .. } = *panels;
+        let Panels { cx, place, group, leader, .. } = *panels;
         let Stored { at, col, boxes, y } = *stored;
         let (k, p, panel) = (cx.k, cx.p, self.panel());
         let by_rows = || match &panels.scattered {
             Some(rows) => scatter_rows(k, panel, at, y, rows, (col, p.n)),
             None => store_rows(k, panel, at, y, (place.end, p.n, p.ldy), (place.row, col)),
         };
+        panel.put(at, values);
+        mend();
         if self.store == Store::Rows {
             // A warp stores the rows that it has written.
-            k.warp_barrier();
-            panel.put(at, &values());
-            mend();
             k.warp_barrier();
             by_rows();
             return;
         }
-        // The panel may still be on its way to memory; panels alternate unless a tile ends with the one that the next begins with.
-        k.if_(leader, || k.wait_stores(if alternate { PANELS - 1 } else { 0 }));
-        k.barrier_of(group + MEETING, GROUP);
-        panel.put(at, &late.map_or_else(values, |late| late()));
-        mend();
         k.fence_shared_copies();
         k.barrier_of(group + MEETING, GROUP);
         let copy = || boxes.store(at, &[col, place.row, place.matrix]);

@@ -106,7 +106,7 @@ impl<'k> Finish<'k> {
         even: Even,
     ) -> [F32<'k>; 2] {
         let F16x3Params { work, alpha, beta, .. } = self.p;
-        self.program.pair(to, (work.m, work.n, work.ldy), (alpha, beta), at, sums, even)
+        self.program.pair(to, (work.m, work.n, work.ldy), (alpha, beta), at, (sums, None), even)
     }
 
     /// The product of a row and a column in `f32`, for a warp.
