@@ -12,7 +12,7 @@ use warpwright_ptx::{DType, Target};
 use warpwright_runtime::LaunchStep;
 
 use super::engine::{BesideArgs, BesideParams, Blocks, Epilogue, WorkArgs, WorkParams};
-use super::epilogue::{self, Even, Program, ResultArgs, ResultParams, pair_at, sums_dtype};
+use super::epilogue::{self, Columns, Even, Program, ResultArgs, ResultParams, pair_at, sums_dtype};
 use super::persistent::{Finish, PersistentGemm};
 use super::tuning::{self, PersistentConfig};
 use super::{GemmDesc, MAX_SIDE, Part, WIDE};
@@ -126,7 +126,7 @@ impl KernelDef for SavingGemm {
         let one = k.lit(1.0f32);
         let sizes = (work.m, work.n, work.ldy);
         let sum = Finish { program: self.product.program, sizes, factors: (one, one) };
-        self.product.blocks().record(k, work, None, &Saving { sum, activation: self.activation, z });
+        self.product.blocks_in_turns().record(k, work, None, &Saving { sum, activation: self.activation, z });
     }
 }
 
@@ -156,6 +156,21 @@ impl<'k> Epilogue<'k> for Saving<'k> {
         even: Even,
     ) -> Vec<[F32<'k>; 2]> {
         self.sum.results(to, &(), at, sums, read, even)
+    }
+
+    fn columns(&self, to: &ResultParams<'k>, col: U32<'k>) -> Option<Columns<'k>> {
+        let (program, n) = (self.sum.program, self.sum.sizes.1);
+        program.bias.then(|| program.whole_columns(to, (col, n)))
+    }
+
+    fn pair_onto(
+        &self,
+        to: &ResultParams<'k>,
+        columns: &Columns<'k>,
+        sums: [F32<'k>; 2],
+        _: Option<[F32<'k>; 2]>,
+    ) -> [F32<'k>; 2] {
+        self.sum.pair_onto(to, columns, sums, None)
     }
 
     fn last(&self, dtype: DType, beside: &[[F32<'k>; 2]]) -> [F32<'k>; 2] {
@@ -206,9 +221,8 @@ impl<'k> WorkParams<'k> {
             return read.to_vec();
         }
         let at = row.to_u64() * self.ldy + col.to_u64();
-        let pair = |from: &Ptr<'k, Read, Elem>| {
-            pair_at(from.at(at), Some(row.lt(self.m)), (col, self.n), even.rows)
-        };
+        let pair =
+            |from: &Ptr<'k, Read, Elem>| pair_at(from.at(at), Some(row.lt(self.m)), (col, self.n), even.rows);
         tensors.iter().map(pair).collect()
     }
 }
@@ -263,7 +277,9 @@ pub(super) fn has_registers(config: &PersistentConfig, b: Major) -> bool {
 
 /// The greatest common dimension of products whose tiles take longer to finish than the smaller tiles of turns cost: these read more of the
 /// L2 cache.
-const MOST_IN_TURNS: usize = 2048;
+const MOST_IN_TURNS: usize = 4096;
+/// What products in turns take of the time that the model gives for tiles that are multiplied and finished one after the other.
+const IN_TURNS: f64 = 0.75;
 
 /// A product and an activation, as all of these operations have them.
 pub(super) struct Layer {
@@ -313,13 +329,14 @@ impl Layer {
         let blocks = DeviceLimits::of(target).multiprocessors as usize;
         // Two tiles a block at least: one warpgroup has nothing to do beside another's only tile.
         let many = m.div_ceil(128).saturating_mul(n.div_ceil(128)) >= 2 * blocks;
-        let turns = self.op != FORWARD && many && self.product.k <= MOST_IN_TURNS;
+        let turns = many && self.product.k <= MOST_IN_TURNS;
         let layouts = tuning::persistent_us(dtype, target, |_| shape)
             .filter(|(config, _)| self.takes(config) && (!turns || takes_turns(config)));
         let fastest = layouts.min_by(|a, b| a.1.total_cmp(&b.1));
         let bytes = (m as u64).saturating_mul(n as u64).saturating_mul(dtype.bytes() as u64);
         let apart = self.product.us(target)? + tuning::pass_us(bytes.saturating_mul(passes));
-        Ok(fastest.filter(|(_, us)| *us <= apart).map(|(config, _)| config))
+        let part = if turns { IN_TURNS } else { 1.0 };
+        Ok(fastest.filter(|(_, us)| us * part <= apart).map(|(config, _)| config))
     }
 
     /// The kernel of a layout, its work and its blocks.
@@ -412,7 +429,7 @@ impl LinearActivationDesc {
                 layer.work(target, config, [Args::x.arg(), Args::weight.arg()], to)?;
             let values = SavingArgs { work, z: layer.beside(&product, Args::z.arg()) }.values();
             let kernel = SavingGemm { product, activation };
-            product.blocks().launch(FORWARD, target, &kernel, grid, values)
+            product.blocks_in_turns().launch(FORWARD, target, &kernel, grid, values)
         };
         let fused = fused.map(launch).transpose()?;
         let apart = |alignment, product: &Plan<GemmDesc>| {

@@ -73,10 +73,11 @@ fn keeps_rows(kernel: &str) -> bool {
     gradients && ["n256", "p128n128"].into_iter().any(|tiles| kernel.contains(tiles))
 }
 
-/// Gradients of `geglu` in the launch of a product: a pair of both factors beside the sums, and the exact function with its derivative, take a
-/// word or two more than there are registers, once for each panel of 64 columns.
-fn evaluates_exactly(kernel: &str) -> bool {
-    kernel.starts_with("gemm_") && kernel.contains("_wgp_") && kernel.ends_with("_d_geglu")
+/// Gradients of gated units in the launch of a product: a panel of both factors is on its way beside the sums while one before it becomes two
+/// results, which takes up to ten words more than there are registers, once a tile.
+fn reads_both_factors(kernel: &str) -> bool {
+    let of_units = ["_d_swiglu", "_d_geglu", "_d_geglu_tanh"].into_iter().any(|unit| kernel.ends_with(unit));
+    kernel.starts_with("gemm_") && kernel.contains("_wgp_") && of_units
 }
 
 /// Products with 4-bit weights that load slices ahead of those that are multiplied: a word or two of nested scales or zero points, and up to
@@ -195,7 +196,7 @@ fn assemble(ptxas: &PathBuf, kernel: &Source, index: usize) -> Result<bool, Stri
     let clean = log.contains("0 bytes spill stores, 0 bytes spill loads");
     let ahead = loads_ahead(name) || loads_weights_ahead(name);
     let known = SPILLS.contains(&name.as_str()) || keeps_weights(name) || keeps_rows(name);
-    let may_spill = known || ahead || evaluates_exactly(name);
+    let may_spill = known || ahead || reads_both_factors(name);
     if output.status.success() && (clean || may_spill) {
         return Ok(!clean);
     }

@@ -94,12 +94,7 @@ impl Blocks {
     }
 
     /// The numbers of the next panel in the order of its pairs, those of one tensor after the other, by way of the free panel at `at`.
-    fn read_next<'k>(
-        &self,
-        cx: &Context<'k>,
-        ahead: &mut Ahead<'k>,
-        at: U32<'k>,
-    ) -> Vec<Vec<[F32<'k>; 2]>> {
+    fn read_next<'k>(&self, cx: &Context<'k>, ahead: &mut Ahead<'k>, at: U32<'k>) -> Vec<Vec<[F32<'k>; 2]>> {
         let vectors = ahead.loaded.pop_front().unwrap_or_default();
         let through_panel = |(i, vectors)| {
             if i > 0 {
@@ -177,11 +172,12 @@ impl Blocks {
                 let columns = self.columns(epilogue, &to, pairs, place.col + right);
                 let ended = |read: &[Vec<[F32<'k>; 2]>]| -> Vec<Vec<[F32<'k>; 2]>> {
                     let result = |(i, (slot, col, sums)): (usize, &Joined<'k>)| {
-                        let read: Vec<_> = read.iter().map(|of_tensor| of_tensor[i]).collect();
+                        let mut read = read.iter().map(|of_tensor| of_tensor[i]);
                         // The lane's rows follow one another.
                         if let Some(columns) = &columns {
-                            return vec![epilogue.pair_onto(&to, &columns[i / 2], sums[0], read.first().copied())];
+                            return vec![epilogue.pair_onto(&to, &columns[i / 2], sums[0], read.next())];
                         }
+                        let read: Vec<_> = read.collect();
                         let (row, col) = (place.row + down + *slot, place.col + right + *col);
                         epilogue.results(&to, &rows, ((row, *slot), col), sums, &read, even)
                     };
@@ -206,13 +202,15 @@ impl Blocks {
     /// Waits until nothing reads the panel any more that is written next.
     fn free_panel(&self, panels: &Panels<'_, '_>) {
         let Panels { cx, group, leader, alternate, .. } = *panels;
+        let k = cx.k;
         if self.store == Store::Rows {
-            cx.k.warp_barrier();
+            // A warp stores the rows that it has written.
+            k.warp_barrier();
             return;
         }
-        // It may still be on its way to memory; panels alternate unless a tile ends with the one that the next begins with.
-        cx.k.if_(leader, || cx.k.wait_stores(if alternate { PANELS - 1 } else { 0 }));
-        cx.k.barrier_of(group + MEETING, GROUP);
+        // The panel may still be on its way to memory; panels alternate unless a tile ends with the one that the next begins with.
+        k.if_(leader, || k.wait_stores(if alternate { PANELS - 1 } else { 0 }));
+        k.barrier_of(group + MEETING, GROUP);
     }
 
     /// Stores the values of a panel that is free, once `mend` has put right what was written.
@@ -233,7 +231,6 @@ impl Blocks {
         panel.put(at, values);
         mend();
         if self.store == Store::Rows {
-            // A warp stores the rows that it has written.
             k.warp_barrier();
             by_rows();
             return;
