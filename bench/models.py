@@ -47,8 +47,8 @@ VARIANTS: dict[str, tuple[dict[str, Any] | None, str]] = {
     "patched without logits+graphs": ({"enable": {"linear_cross_entropy"}}, "graph"),
     "graphs": (None, "graph"),
     "patched+graphs": ({}, "graph"),
-    # Feed-forward parts in training with activations in their products.
-    "patched, mlp+graphs": ({"enable": {"mlp"}}, "graph"),
+    # Feed-forward parts in training with activations of their own.
+    "patched without mlp+graphs": ({"disable": {"mlp"}}, "graph"),
     "compile": (None, "compile"),
     "patched+compile": ({}, "compile"),
     "compile+graphs": (None, "compile+graph"),

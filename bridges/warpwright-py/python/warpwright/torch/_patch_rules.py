@@ -197,8 +197,6 @@ def mlp_rule(*weights: Tensor) -> Callable[[Any, Tensor], Reason]:
     def rule(module: Any, x: Tensor) -> Reason:
         if is_compiling():
             return "a compiler puts activations into the kernels beside them"
-        if is_recorded(x, *weights):
-            return "layers whose gradients are recorded are as fast in cuBLAS with activations of their own"
         dtype = used_dtype(x)
         if dtype not in LOW:
             return "products of 32 and 64 bits are no single launch with an activation"
