@@ -278,7 +278,7 @@ pub(super) fn has_registers(config: &PersistentConfig, b: Major) -> bool {
 /// The greatest common dimension of products whose tiles take longer to finish than the smaller tiles of turns cost: these read more of the
 /// L2 cache.
 const MOST_IN_TURNS: usize = 4096;
-/// What products in turns take of the time that the model gives for tiles that are multiplied and finished one after the other.
+/// The part that products in turns take of the time that the model gives for tiles that are multiplied and finished one after the other.
 const IN_TURNS: f64 = 0.75;
 
 /// A product and an activation, as all of these operations have them.
