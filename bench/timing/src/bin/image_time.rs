@@ -90,7 +90,13 @@ fn main() -> Result<(), Error> {
             bias: true,
             silu: true,
         };
-        let forward = CausalConv1dDesc { conv, initial_states: false, final_states: false, sequences: false };
+        let forward = CausalConv1dDesc {
+            conv,
+            initial_states: false,
+            final_states: false,
+            sequences: false,
+            position_stride: None,
+        };
         time(&device, &cold, &format!("causal conv1d, {name}"), forward.plan(target)?)?;
         let backward = CausalConv1dBackwardDesc { forward };
         time(&device, &cold, &format!("causal conv1d, backward, {name}"), backward.plan(target)?)?;
