@@ -579,8 +579,7 @@ pub(crate) fn present<T>(item: Option<T>) -> T {
 pub(crate) fn elementwise<'py, D: Operation, const I: usize, const O: usize>(
     op: &'static str,
     plans: &PlanCache<D>,
-    inputs: [Named<'_, 'py>; I],
-    outputs: [Wanted<'_, 'py>; O],
+    (inputs, outputs): ([Named<'_, 'py>; I], [Wanted<'_, 'py>; O]),
     stream: Option<&Bound<'py, PyAny>>,
     describe: impl Fn(Elements) -> D,
     args: impl for<'a> Fn([TensorRef<'a>; I], [TensorMut<'a>; O]) -> D::Args<'a> + Send + Sync + 'static,

@@ -34,8 +34,7 @@ fn forward<'py>(
     let [y] = elementwise(
         op,
         &PLANS,
-        [("x", x)],
-        [("out", out)],
+        ([("x", x)], [("out", out)]),
         stream,
         |e| ActivationDesc { activation, dtype: e.dtype, len: e.len },
         |[x], [y]| ActivationArgs { x: Some(x), y },
@@ -59,8 +58,7 @@ fn backward<'py>(
     let [dx] = elementwise(
         op,
         &PLANS,
-        inputs,
-        [("out", out)],
+        (inputs, [("out", out)]),
         stream,
         |e| ActivationBackwardDesc { activation, dtype: e.dtype, len: e.len },
         |[x, dy], [dx]| ActivationBackwardArgs { x, dy: Some(dy), dx },
@@ -86,8 +84,7 @@ fn gated<'py>(
     let [y] = elementwise(
         op,
         &PLANS,
-        inputs,
-        [("out", out)],
+        (inputs, [("out", out)]),
         stream,
         |e| GatedDesc { activation, dtype: e.dtype, len: e.len },
         |[gate, up], [y]| GatedArgs { gate, up, y },
@@ -114,8 +111,7 @@ fn gated_backward<'py>(
     let grads = elementwise(
         op,
         &PLANS,
-        inputs,
-        outputs,
+        (inputs, outputs),
         stream,
         |e| GatedBackwardDesc { activation, dtype: e.dtype, len: e.len },
         |[gate, up, dy], [dgate, dup]| GatedBackwardArgs { gate, up, dy, dgate, dup },
