@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -118,26 +119,36 @@ def table(heading: str, words: str, columns: list[str], lines: list[list[str]]) 
 
 
 def models(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of each model the best time in PyTorch alone and the best with our operators, of one commit: one with what PyTorch's compiler made, if
-    there is any, of such that of the most variants, and of such the last one."""
-    runs_of: dict[tuple[Any, ...], dict[str, dict[str, float]]] = {}
+    """Of each model the best time in PyTorch alone and the best with our operators, of one commit on one GPU: one with what PyTorch's compiler
+    made, if there is any, of such one with a patched model, and of such the last one. Names say which GPU it is, but for that of the most."""
+    runs_of: dict[tuple[Any, ...], dict[tuple[str, ...], dict[str, float]]] = {}
     for r in rows:
         if r.get("ms"):
-            runs_of.setdefault((r["model"], r["dtype"]), {}).setdefault(r["commit"], {})[r["variant"]] = r["ms"]
+            run = (r["date"], r["gpu"], r["commit"])
+            runs_of.setdefault((r["model"], r["dtype"]), {}).setdefault(run, {})[r["variant"]] = r["ms"]
     found = []
     for (model, dtype), runs in runs_of.items():
         best = None
-        for times in runs.values():
+        for (date, gpu, _), times in runs.items():
             ours = [ms for variant, ms in times.items() if variant.startswith(("patched", "backend"))]
             others = [ms for variant, ms in times.items() if not variant.startswith(("patched", "backend"))]
-            rank = any(variant.startswith("compile") for variant in times), len(times)
+            compiled, patched = (any(variant.startswith(made) for variant in times) for made in ("compile", "patched"))
+            rank = compiled, patched, date
             if ours and others and (best is None or rank >= best[0]):
-                best = rank, min(ours), min(others)
+                best = rank, gpu, min(ours), min(others)
         if best:
-            _, ours_ms, other_ms = best
-            name = f"{model} {dtype}"
-            found.append({"name": name, "ours_ms": ours_ms, "other_ms": other_ms, "ratio": other_ms / ours_ms})
+            _, gpu, ours_ms, other_ms = best
+            found.append({"name": f"{model} {dtype}", "gpu": gpu, "ours_ms": ours_ms, "other_ms": other_ms, "ratio": other_ms / ours_ms})
+    usual = Counter(row["gpu"] for row in found).most_common(1)
+    for row in found:
+        if row["gpu"] != usual[0][0]:
+            row["name"] += f", {short(row['gpu'])}"
     return found
+
+
+def short(gpu: str) -> str:
+    """`H100` of `NVIDIA H100 80GB HBM3`."""
+    return gpu.removeprefix("NVIDIA ").split()[0]
 
 
 def host_times(rows: list[dict[str, Any]]) -> list[str]:

@@ -230,14 +230,20 @@ def test_operations_are_drawn_by_their_means():
 
 def test_models_are_compared_within_a_run():
     times = {"a": {"eager": 9.0, "patched": 5.0, "compile+graphs": 4.0, "patched+graphs": 2.0}, "b": {"eager": 1.0, "backend": 3.0}}
-    rows = [{"model": "m", "dtype": "bf16", "commit": commit, "variant": variant, "ms": ms} for commit, of in times.items() for variant, ms in of.items()]
-    (found,) = report.models([*rows, {"model": "m", "dtype": "bf16", "commit": "a", "variant": "compile", "failed": "no"}])
-    assert found == {"name": "m bf16", "ours_ms": 2.0, "other_ms": 4.0, "ratio": 2.0}
+    about = {"model": "m", "dtype": "bf16", "gpu": "NVIDIA H200", "date": "2026-11-28"}
+    rows = [about | {"commit": commit, "variant": variant, "ms": ms} for commit, of in times.items() for variant, ms in of.items()]
+    (found,) = report.models([*rows, about | {"commit": "a", "variant": "compile", "failed": "no"}])
+    assert found == {"name": "m bf16", "gpu": "NVIDIA H200", "ours_ms": 2.0, "other_ms": 4.0, "ratio": 2.0}
     assert "2.00x  4.0 to 2.0 ms" in charts.models([found])
     assert report.models(rows[:1]) == []
     # As many variants without a compiler do not count against those with one.
     eager = [row | {"commit": "c", "variant": variant} for row, variant in zip(rows, ("eager", "graphs", "patched", "patched+graphs"))]
     assert report.models([*rows[:4], *eager]) == [found]
+    # The last run counts, and says so where it is of another GPU than most.
+    later = [row | {"date": "2026-11-29", "gpu": "NVIDIA H100 80GB HBM3", "ms": row["ms"] / 2} for row in rows[:4]]
+    others = [row | {"model": model} for model in ("n", "o") for row in rows[:4]]
+    names = {row["name"]: row["ours_ms"] for row in report.models([*rows, *later, *others])}
+    assert names == {"m bf16, H100": 1.0, "n bf16": 2.0, "o bf16": 2.0}
 
 
 def test_reports_take_the_newest_row():
