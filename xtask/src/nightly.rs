@@ -108,8 +108,8 @@ const PARTS: &[Part] = &[
     },
     Part {
         name: "mutation-scans",
-        proves: "the same of the scan of Mamba 2, for all tiles of heads and states",
-        step: mutation(&["chunk_scan::"]),
+        proves: "the same of the scans of Mamba, in both orders, and of Mamba 2, for all tiles of heads and states",
+        step: mutation(&["chunk_scan::", "selective_scan::"]),
     },
     Part {
         name: "mutation-norms",

@@ -20,7 +20,7 @@ fn a_sample_of_cases() {
 
 /// Of targets whose kernels differ from those of the newest data-center GPU.
 fn a_sample_for(sm: u32) {
-    suite::run(&device(sm), Scope::Quick, Sample::OfEach(32));
+    suite::run(&device(sm), Scope::Quick, Sample::OfEach(48));
 }
 
 /// No `.NaN` on `min` and `max`, and no bf16 conversions.

@@ -21,7 +21,7 @@ fn nothing_passes(sample: Sample) {
 /// References take their time, launches or not.
 #[test]
 fn nothing_of_a_sample_passes_on_a_device_that_does_nothing() {
-    nothing_passes(Sample::OfEach(8));
+    nothing_passes(Sample::OfEach(12));
 }
 
 #[test]

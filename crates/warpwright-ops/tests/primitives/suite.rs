@@ -14,8 +14,8 @@ const SLOW: f64 = 2.0;
 pub(crate) enum Sample {
     /// All.
     All,
-    /// Of each operation in [`LONG`] and direction, the first of each type, the first of each layout, and each so many-th; all of the
-    /// others, whose cases take milliseconds.
+    /// Of each operation in [`LONG`] and direction, the first of each type, the first of each layout, and each so many-th, half as many of
+    /// [`LONGEST`]; all of the others, whose cases take milliseconds.
     OfLong(usize),
     /// Of each operation and direction, the first of each type and each so many-th.
     OfEach(usize),
@@ -47,9 +47,13 @@ const LONG: [&str; 22] = [
     "scaled_gemm_int8",
 ];
 
+/// Those of them whose cases take seconds.
+const LONGEST: [&str; 5] = ["attention", "conv", "gru", "lstm", "rnn"];
+
 impl Sample {
     pub(crate) fn of(self, cases: Vec<Case>) -> Vec<Case> {
         let every = |op: &str| match self {
+            Self::OfLong(every) if LONGEST.contains(&op) => 2 * every,
             Self::OfLong(every) if LONG.contains(&op) => every,
             Self::OfEach(every) => every,
             Self::All | Self::OfLong(_) => 1,
