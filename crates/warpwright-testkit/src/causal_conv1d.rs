@@ -66,47 +66,43 @@ pub(crate) fn cases(scope: Scope) -> Vec<Case> {
             for dtype in DType::FLOATS {
                 for &(shape, width, [bias, silu], beside, values) in &situations {
                     let [batch, channels, len] = shape;
-                    // Rows of `x` that are parts of longer ones, of which vectors are whole and not.
-                    let gaps =
-                        kind != Kind::Update && layout == Layout::ChannelsLast && batch == 2 && len > 40;
-                    let strides = [None, Some(channels + 16), Some(channels + 3)];
-                    for position_stride in strides.into_iter().take(if gaps { 3 } else { 1 }) {
-                        let conv = CausalConv1d { dtype, layout, batch, channels, len, width, bias, silu };
-                        let states = beside == Beside::States;
-                        let desc = CausalConv1dDesc {
-                            conv,
-                            initial_states: states,
-                            final_states: states,
-                            sequences: beside == Beside::Sequences,
-                            position_stride,
-                        };
-                        let gap = position_stride
-                            .map_or_else(String::new, |stride| format!(", rows {stride} apart"));
-                        out.push(Case {
-                            op: if kind == Kind::Update { "causal_conv1d_update" } else { "causal_conv1d" },
-                            direction: match kind {
-                                Kind::Backward => Direction::Backward,
-                                _ => Direction::Forward,
-                            },
-                            dtype,
-                            shape: shape.to_vec(),
-                            input: format!(
-                                "{layout:?}, width {width}, {beside:?}, {values:?}, silu {silu}{gap}"
-                            ),
-                            budget: budget::elementwise(dtype),
-                            subject: Arc::new(ConvSubject {
-                                kind,
-                                desc,
-                                values,
-                                lead: usize::from(batch == 3),
-                            }),
-                        });
-                    }
+                    let conv = CausalConv1d { dtype, layout, batch, channels, len, width, bias, silu };
+                    let strides = position_strides(kind, conv).into_iter();
+                    out.extend(strides.map(|stride| case((kind, conv), (beside, values), stride)));
                 }
             }
         }
     }
     out
+}
+
+/// Those of `x`: without gaps, and in some cases as a part of longer rows, of which vectors are whole and not.
+fn position_strides(kind: Kind, conv: CausalConv1d) -> Vec<Option<usize>> {
+    let CausalConv1d { layout, batch, channels, len, .. } = conv;
+    let gaps = kind != Kind::Update && layout == Layout::ChannelsLast && batch == 2 && len > 40;
+    if gaps { vec![None, Some(channels + 16), Some(channels + 3)] } else { vec![None] }
+}
+
+fn case(
+    (kind, conv): (Kind, CausalConv1d),
+    (beside, values): (Beside, Values),
+    position_stride: Option<usize>,
+) -> Case {
+    let CausalConv1d { dtype, layout, batch, channels, len, width, silu, .. } = conv;
+    let states = beside == Beside::States;
+    let sequences = beside == Beside::Sequences;
+    let desc =
+        CausalConv1dDesc { conv, initial_states: states, final_states: states, sequences, position_stride };
+    let gap = position_stride.map_or_else(String::new, |stride| format!(", rows {stride} apart"));
+    Case {
+        op: if kind == Kind::Update { "causal_conv1d_update" } else { "causal_conv1d" },
+        direction: if kind == Kind::Backward { Direction::Backward } else { Direction::Forward },
+        dtype,
+        shape: vec![batch, channels, len],
+        input: format!("{layout:?}, width {width}, {beside:?}, {values:?}, silu {silu}{gap}"),
+        budget: budget::elementwise(dtype),
+        subject: Arc::new(ConvSubject { kind, desc, values, lead: usize::from(batch == 3) }),
+    }
 }
 
 fn situations(scope: Scope) -> Vec<Situation> {
