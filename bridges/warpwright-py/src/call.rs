@@ -188,7 +188,11 @@ impl<'py> Call<'py> {
 
     /// A further argument of the type, shape and order of elements of another.
     pub(crate) fn twin(&self, named: Named<'_, 'py>, like: &Array<'py>) -> PyResult<Array<'py>> {
-        let array = self.read(named)?;
+        self.alike(self.read(named)?, like)
+    }
+
+    /// An array that must have the type and shape of another, in the order of its elements: itself, or a copy.
+    fn alike(&self, array: Array<'py>, like: &Array<'py>) -> PyResult<Array<'py>> {
         array.expect_dtype(like.dtype)?;
         array.expect_shape(&like.shape)?;
         self.laid_out_like(array, like)
@@ -575,7 +579,7 @@ pub(crate) fn present<T>(item: Option<T>) -> T {
 }
 
 /// An operation of arrays of one shape and type that goes element by element. Its plan takes the inputs, then the outputs. `of_rows` may
-/// compute new results of arrays of PyTorch that the operation would have to copy.
+/// compute new results of arrays of PyTorch that the operation would have to copy, or gives the arrays back.
 pub(crate) fn elementwise<'py, D: Operation, const I: usize, const O: usize>(
     op: &'static str,
     plans: &PlanCache<D>,
@@ -583,7 +587,7 @@ pub(crate) fn elementwise<'py, D: Operation, const I: usize, const O: usize>(
     stream: Option<&Bound<'py, PyAny>>,
     describe: impl Fn(Elements) -> D,
     args: impl for<'a> Fn([TensorRef<'a>; I], [TensorMut<'a>; O]) -> D::Args<'a> + Send + Sync + 'static,
-    of_rows: impl FnOnce(&Call<'py>, &mut Vec<Array<'py>>) -> PyResult<Option<[Bound<'py, PyAny>; O]>>,
+    of_rows: impl FnOnce(&Call<'py>, [Array<'py>; I]) -> PyResult<Result<[Bound<'py, PyAny>; O], [Array<'py>; I]>>,
 ) -> PyResult<[Bound<'py, PyAny>; O]> {
     // Results that are new overlap nothing.
     let fresh = outputs.iter().all(|(_, given)| given.is_none());
@@ -596,31 +600,26 @@ pub(crate) fn elementwise<'py, D: Operation, const I: usize, const O: usize>(
     {
         return Ok(results);
     }
-    let (call, mut first) = Call::new(op, inputs[0], stream)?;
-    if fresh && call.library == Library::Torch {
-        let mut all = vec![first];
-        for named in &inputs[1..] {
-            all.push(call.read(*named)?);
-        }
-        if let Some(results) = of_rows(&call, &mut all)? {
-            return Ok(results);
-        }
-        first = all.swap_remove(0);
-    }
-    let first = call.dense(first)?;
-    let mut position = 0;
-    let others = try_map(inputs, |named| -> PyResult<_> {
-        position += 1;
-        if position == 1 {
-            return Ok(None);
-        }
-        call.twin(named, &first).map(Some)
-    })?;
-    let plan = call.plan(plans, &describe(Elements { dtype: first.dtype, len: first.len() }))?;
-    let outputs = try_map(outputs, |wanted| call.output(wanted, &first, Form::Like))?;
+    let (call, first) = Call::new(op, inputs[0], stream)?;
     let mut first = Some(first);
-    let inputs = others
-        .map(|a| a.or_else(|| first.take()).unwrap_or_else(|| unreachable!("only the first is left out")));
+    let mut arrays = try_map(inputs, |named| first.take().map_or_else(|| call.read(named), Ok))?;
+    if fresh && call.library == Library::Torch {
+        match of_rows(&call, arrays)? {
+            Ok(results) => return Ok(results),
+            Err(given) => arrays = given,
+        }
+    }
+    let mut inputs: Vec<Array<'py>> = Vec::with_capacity(I);
+    for array in arrays {
+        inputs.push(match inputs.first() {
+            None => call.dense(array)?,
+            Some(first) => call.alike(array, first)?,
+        });
+    }
+    let first = &inputs[0];
+    let plan = call.plan(plans, &describe(Elements { dtype: first.dtype, len: first.len() }))?;
+    let outputs = try_map(outputs, |wanted| call.output(wanted, first, Form::Like))?;
+    let Ok(inputs) = <[Array<'py>; I]>::try_from(inputs) else { unreachable!("there are as many as names") };
     match call.place {
         Place::Cuda(ordinal) if fresh && call.planning.is_none() => {
             call.run_bound(ordinal, &inputs, outputs, &plan)

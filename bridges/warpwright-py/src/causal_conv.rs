@@ -46,8 +46,6 @@ struct Started<'py> {
     weight: Array<'py>,
     bias: Option<Array<'py>>,
     conv: CausalConv1d,
-    /// The shape of x as it was given.
-    shape: Vec<usize>,
     /// Elements from one position of x to the next, if its rows have gaps.
     position_stride: Option<usize>,
 }
@@ -103,13 +101,12 @@ impl<'py> Started<'py> {
         let weight = images.call.row_major(weight)?;
         let bias = images.call.optional(("bias", keywords.bias), x.dtype, &[channels])?;
         let (dtype, layout, bias_given) = (x.dtype, images.order.layout(), bias.is_some());
-        let shape = x.shape.to_vec();
         let (x, position_stride) = match gaps {
             true => with_gaps(&images, x, channels)?,
             false => (images.taken(x)?, None),
         };
         let conv = CausalConv1d { dtype, layout, batch, channels, len, width, bias: bias_given, silu };
-        Ok(Self { images, x, weight, bias, conv, shape, position_stride })
+        Ok(Self { images, x, weight, bias, conv, position_stride })
     }
 
     /// A call on samples that name their order.
@@ -122,6 +119,12 @@ impl<'py> Started<'py> {
         x.extents::<3>()?;
         let order = keywords.memory.order(op, &x, 3)?;
         Self::new(Images { op, call, order }, (x, true), weight, keywords)
+    }
+
+    /// The shape of the samples.
+    fn samples(&self) -> Vec<usize> {
+        let CausalConv1d { batch, channels, len, .. } = self.conv;
+        self.images.order.shape(batch, channels, &[len])
     }
 
     /// The shape of states.
@@ -183,10 +186,10 @@ fn forward<'py>(
 ) -> PyResult<Object<'py>> {
     static PLANS: PlanCache<CausalConv1dDesc> = PlanCache::new();
     let started = Started::on_samples(FORWARD, given, keywords)?;
-    let of_states = started.states();
+    let (of_samples, of_states) = (started.samples(), started.states());
     let initial = started.optional("initial_states", before.initial_states, &of_states)?;
     let seq_idx = started.seq_idx(before.seq_idx, final_states || initial.is_some())?;
-    let Started { images: Images { call, .. }, x, weight, bias, conv, shape, position_stride } = &started;
+    let Started { images: Images { call, .. }, x, weight, bias, conv, position_stride } = &started;
     let desc = CausalConv1dDesc {
         conv: *conv,
         initial_states: initial.is_some(),
@@ -197,7 +200,7 @@ fn forward<'py>(
     let plan = call.plan(&PLANS, &desc)?;
     let [y, last] = places(FORWARD, keywords.out, [true, final_states])?;
     let outputs = [
-        Some(call.output(("out", y.as_ref()), x, started.form(shape))?),
+        Some(call.output(("out", y.as_ref()), x, started.form(&of_samples))?),
         call.optional_output(final_states, ("out", last.as_ref()), x, started.form(&of_states))?,
     ];
     let inputs = [Some(x), Some(weight), bias.as_ref(), initial.as_ref(), seq_idx.as_ref()];
@@ -218,12 +221,12 @@ fn backward<'py>(
 ) -> PyResult<Bound<'py, PyTuple>> {
     static PLANS: PlanCache<CausalConv1dBackwardDesc> = PlanCache::new();
     let started = Started::on_samples(BACKWARD, given, keywords)?;
-    let of_states = started.states();
-    let dy = present(started.optional("dy", Some(dy), &started.shape)?);
+    let (of_samples, of_states) = (started.samples(), started.states());
+    let dy = present(started.optional("dy", Some(dy), &of_samples)?);
     let dlast = started.optional("dfinal_states", dfinal_states, &of_states)?;
     let initial = started.optional("initial_states", before.initial_states, &of_states)?;
     let seq_idx = started.seq_idx(before.seq_idx, dlast.is_some() || initial.is_some())?;
-    let Started { images: Images { call, .. }, x, weight, bias, conv, shape, position_stride } = &started;
+    let Started { images: Images { call, .. }, x, weight, bias, conv, position_stride } = &started;
     let forward = CausalConv1dDesc {
         conv: *conv,
         initial_states: initial.is_some(),
@@ -238,7 +241,7 @@ fn backward<'py>(
     let channels = [conv.channels];
     let small = |shape| Form::RowMajor(conv.dtype, shape);
     let outputs = [
-        Some(call.output(("out", dx), x, started.form(shape))?),
+        Some(call.output(("out", dx), x, started.form(&of_samples))?),
         Some(call.output(("out", dweight), x, small(&weight.shape))?),
         call.optional_output(wanted[2], ("out", dbias), x, small(&channels))?,
         call.optional_output(wanted[3], ("out", dinitial), x, started.form(&of_states))?,
@@ -280,12 +283,12 @@ fn update<'py>(
     // One position lies in either order, so states say which.
     let order = keywords.memory.order(UPDATE, &call.read(("states", states))?, 3)?;
     let started = Started::new(Images { op: UPDATE, call, order }, (x, false), weight, keywords)?;
-    let of_states = started.states();
-    let Started { images: Images { call, .. }, x, weight, bias, conv, shape, .. } = &started;
+    let (of_samples, of_states) = (started.samples(), started.states());
+    let Started { images: Images { call, .. }, x, weight, bias, conv, .. } = &started;
     let plan = call.plan(&PLANS, &CausalConv1dUpdateDesc { conv: *conv })?;
     let outputs = [
         Some(call.updated_in(("states", states), started.form(&of_states))?),
-        Some(call.output(("out", keywords.out), x, started.form(shape))?),
+        Some(call.output(("out", keywords.out), x, started.form(&of_samples))?),
     ];
     let inputs = [Some(x), Some(weight), bias.as_ref()];
     let [_, y] = call.run_some(inputs, outputs, move |stream, [x, weight, bias], [states, y]| {

@@ -77,20 +77,18 @@ fn are_rows(inputs: &[Array<'_>]) -> bool {
     !sequences && !first.shape.contains(&0) && inputs.iter().all(alike)
 }
 
-/// Expressions of such arrays of PyTorch where they lie, if there are any, as new arrays in row-major order; takes the arrays then.
-pub(crate) fn of_rows<'py, const O: usize>(
+/// Expressions of such arrays of PyTorch where they lie, as new arrays in row-major order; the arrays, if they are not such or there are no
+/// expressions.
+pub(crate) fn of_rows<'py, const I: usize, const O: usize>(
     call: &Call<'py>,
-    inputs: &mut Vec<Array<'py>>,
+    inputs: [Array<'py>; I],
     exprs: impl FnOnce() -> Option<[Expr; O]>,
-) -> PyResult<Option<[Object<'py>; O]>> {
-    if !are_rows(inputs) {
-        return Ok(None);
-    }
-    let Some(exprs) = exprs() else { return Ok(None) };
-    let (dtype, inputs) = (inputs[0].dtype, std::mem::take(inputs));
-    let found = launch(call, inputs, exprs.into(), Numbers::default(), dtype, &[("out", None); O])?;
+) -> PyResult<Result<[Object<'py>; O], [Array<'py>; I]>> {
+    let Some(exprs) = are_rows(&inputs).then(exprs).flatten() else { return Ok(Err(inputs)) };
+    let dtype = inputs[0].dtype;
+    let found = launch(call, inputs.into(), exprs.into(), Numbers::default(), dtype, &[("out", None); O])?;
     let mut found = found.into_iter();
-    Ok(Some(std::array::from_fn(|_| present(found.next()))))
+    Ok(Ok(std::array::from_fn(|_| present(found.next()))))
 }
 
 /// The type that holds the elements of both: float64 if there is one, float32 for float16 beside bfloat16; a mask has that of what it stands beside.
@@ -107,8 +105,8 @@ fn promoted(a: DType, b: DType) -> DType {
 ///
 /// expr: text as "silu(add(x0, mul(x1, s0)))": x0, x1, .. are the arrays, at most 6, s0, s1, .. the numbers `scalars`, at most 8, which are not part of
 /// the kernel, and 0.5 or inf is a number that is. Functions of one argument: neg, abs, square, reciprocal, sqrt, rsqrt, exp, log, relu, sigmoid,
-/// tanh, silu, gelu_erf, gelu_tanh, softplus, and silu_derivative, gelu_erf_derivative, gelu_tanh_derivative; of two: add, sub, mul, div, minimum, maximum, lt, le, gt, ge, eq, ne; of three: where. Comparisons give
-/// 1 or 0. Arrays are float32, float64, float16, bfloat16, or uint8 as masks, each of its own type and with any strides; computed is in float64 if
+/// tanh, silu, gelu_erf, gelu_tanh, softplus, and silu_derivative, gelu_erf_derivative, gelu_tanh_derivative; of two: add, sub, mul, div, minimum,
+/// maximum, lt, le, gt, ge, eq, ne; of three: where. Comparisons give 1 or 0. Arrays are float32, float64, float16, bfloat16, or uint8 as masks, each of its own type and with any strides; computed is in float64 if
 /// one is, else in float32. The result has the dtype that holds all of them, or `dtype`, where uint8 is 1 where the expression is not 0, and is in
 /// row-major order; `out` may be one of the arrays.
 #[pyfunction]
