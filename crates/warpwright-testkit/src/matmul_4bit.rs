@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use warpwright_ops::matmul_4bit::tuning::{self, Config, WarpgroupConfig};
+use warpwright_ops::matmul_4bit::tuning::{self, Config};
 use warpwright_ops::matmul_4bit::{
     DTYPES, Matmul4bitArgs, Matmul4bitBackwardArgs, Matmul4bitBackwardDesc, Matmul4bitDesc, ScaleFormat,
     Weight4bitDesc, WeightFormat, reference,
@@ -157,16 +157,16 @@ fn situations(format: WeightFormat, dtype: DType, scope: Scope) -> Vec<Product> 
         }
     }
     if dtype != DType::F32 {
-        // Warpgroups: parts whose last is shorter, rows behind the last tile, slices that share a scale, more rows than a tile has.
+        // Warpgroups: rows behind the last tile, slices that share a scale, more rows than a tile has, stages that are used again; of a
+        // cluster a last block that has less of the common dimension.
         for (i, config) in (0..).zip(tuning::warpgroup_configs()) {
             let (rows, cols) = (config.rows() as usize, config.cols as usize);
             let group = if i % 2 == 0 { config.slice as usize } else { 256 };
             let (m, n) = ([cols - 3, cols + 2][i % 2], rows + [8, 5][i / 2 % 2]);
-            let product = of(m, [n, [256, 768, 1280][i % 3]], group);
+            let chunks = if config.cluster > 1 { 2 * config.cluster as usize - 1 } else { [1, 3, 5][i % 3] };
+            let product = of(m, [n, 256 * chunks], group);
             let sliced = suits(&product.desc.weight, config.slice as usize)
                 && (format != WeightFormat::Nvfp4 || config.slice == 64);
-            // One part, whose stages are used again.
-            let config = WarpgroupConfig { most_parts: [1, 16][i / 2 % 2], ..config };
             // Of f16, whose numbers come from another table, one of each kind of slices.
             if sliced && (dtype == DType::BF16 || i % 5 == 0) {
                 let product = if i % 4 == 3 { scaled(product, other) } else { product };

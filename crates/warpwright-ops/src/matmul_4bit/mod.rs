@@ -441,7 +441,7 @@ impl Matmul4bitDesc {
             if let Some(choice) = choice.filter(|_| work) {
                 let (steps, bytes) = match choice {
                     Choice::Stream(stream) => self.stream(target, stream)?,
-                    Choice::Warpgroup(warpgroups) => self.warpgroups(target, warpgroups)?,
+                    Choice::Warpgroup(warpgroups) => (vec![self.warpgroups(target, warpgroups)?], 0),
                 };
                 scratch = bytes;
                 variants.push(Variant { alignment: WIDE, steps });
@@ -503,14 +503,10 @@ impl Matmul4bitDesc {
         Ok((steps, self.part_bytes(parts)))
     }
 
-    /// The launches of warpgroups, and the bytes of scratch memory that they need.
-    fn warpgroups(
-        &self,
-        target: Target,
-        choice: tuning::Warpgroups,
-    ) -> Result<(Vec<LaunchStep>, usize), PlanError> {
-        let tuning::Warpgroups { config, chunks, part, parts, across, tiles, blocks } = choice;
-        let (op, weight, several) = (self.op(), &self.weight, parts > 1);
+    /// The launch of warpgroups.
+    fn warpgroups(&self, target: Target, choice: tuning::Warpgroups) -> Result<LaunchStep, PlanError> {
+        let tuning::Warpgroups { config, chunks, part, across, tiles, blocks } = choice;
+        let (op, weight) = (self.op(), &self.weight);
         let WeightSlots { weight: codes, scale } = self.slots();
         let (pitch, size) = weight.groups();
         let slice = config.slice as usize;
@@ -519,8 +515,7 @@ impl Matmul4bitDesc {
             groups: weight.group_format(),
             config,
             fine: size <= slice,
-            bias: self.bias && !several,
-            parts: several,
+            bias: self.bias,
         };
         let (of_codes, of_x) = kernel.tiles();
         let (rows_of_codes, rows_of_x) =
@@ -531,22 +526,18 @@ impl Matmul4bitDesc {
             weight: TensorMapArg::over(&codes, of_codes.map(rows_of_codes, rows_of_codes.1, &[])),
             scale,
             bias: Matmul4bitArgs::bias.arg(),
-            y: if several { Matmul4bitArgs::workspace.arg() } else { Matmul4bitArgs::y.arg() },
+            y: Matmul4bitArgs::y.arg(),
             m: small(self.m),
             n: small(weight.n),
             chunks,
             part,
-            parts,
             across,
             tiles,
             group_pitch: small(pitch / slice),
             group_shift: size.div_ceil(slice).trailing_zeros(),
         };
         let recorded = plan::recorded(op, &kernel, Target::specific(target.sm))?;
-        let mut steps =
-            vec![plan::launch_step(op, recorded, [blocks, 1, 1], args.values(), config.shared_bytes())?];
-        steps.extend(self.sum(target, parts)?);
-        Ok((steps, self.part_bytes(parts)))
+        plan::launch_step(op, recorded, [blocks, 1, 1], args.values(), config.shared_bytes())
     }
 
     /// Bytes of the sums of parts.

@@ -135,7 +135,7 @@ fn ends(format: WeightFormat, first: bool) -> Vec<[bool; 3]> {
     of_results.iter().flat_map(with).collect()
 }
 
-/// Kernels of each configuration of warpgroups; with and without bias and parts in one of them.
+/// Kernels of each configuration of warpgroups; with and without a bias in one of them.
 fn warpgroup_kernels(op: &'static str, dtype: DType, groups: Groups) -> Result<Vec<Kernel>, PlanError> {
     let mut all = Vec::new();
     let slice = match groups.format {
@@ -147,8 +147,8 @@ fn warpgroup_kernels(op: &'static str, dtype: DType, groups: Groups) -> Result<V
         .into_iter()
         .filter(|config| slice.is_none_or(|slice| config.slice == slice));
     for (i, config) in configs.enumerate() {
-        for [fine, bias, parts] in ends(groups.format, i == 0) {
-            let kernel = warpgroup::Warpgroup { dtype, groups, config, fine, bias, parts };
+        for [fine, bias, _] in ends(groups.format, i == 0).into_iter().filter(|[.., parts]| !parts) {
+            let kernel = warpgroup::Warpgroup { dtype, groups, config, fine, bias };
             all.push(plan::recorded(op, &kernel, Target::specific(90))?);
         }
     }

@@ -143,18 +143,19 @@ pub struct WarpgroupConfig {
     pub stages: u32,
     /// Pieces of `x` in flight, of which a chunk has four.
     pub x_stages: u32,
-    /// Most parts of the common dimension.
-    pub most_parts: u32,
+    /// Blocks of a cluster, which share out the common dimension of a tile and add their sums: 1, 2 or 4.
+    pub cluster: u32,
 }
 
 impl WarpgroupConfig {
     /// Bytes of the map of nested scales, which are there whether scales are nested or not.
     pub(super) const MAP_BYTES: u32 = MAP_LEN * 4;
 
-    /// Its name: slice, rows of the weight and of `x`, and stages of codes and of `x`.
+    /// Its name: slice, rows of the weight and of `x`, stages of codes and of `x`, and blocks of a cluster if they are several.
     pub fn name(self) -> String {
-        let Self { slice, cols, stages, x_stages, .. } = self;
-        format!("wg_s{slice}_n{}_m{cols}_c{stages}_x{x_stages}", self.rows())
+        let Self { slice, cols, stages, x_stages, cluster, .. } = self;
+        let cluster = if cluster > 1 { format!("_p{cluster}") } else { String::new() };
+        format!("wg_s{slice}_n{}_m{cols}_c{stages}_x{x_stages}{cluster}", self.rows())
     }
 
     /// Rows of the weight of a tile.
@@ -175,12 +176,14 @@ impl WarpgroupConfig {
     /// Registers of a thread that copies, and of one that multiplies.
     pub(super) const REGISTERS: (u32, u32) = (40, 232);
 
-    /// Bytes of shared memory beside the stages of `x`.
+    /// Bytes of shared memory beside the stages.
     const fn fixed_bytes(self) -> u32 {
+        TABLE_BYTES + Self::MAP_BYTES + self.groups * super::warpgroup::TURNED_BYTES
+    }
+
+    /// Bytes of the stages of codes.
+    const fn code_bytes(self) -> u32 {
         self.stages * self.rows() * CHUNK / 2
-            + TABLE_BYTES
-            + Self::MAP_BYTES
-            + self.groups * super::warpgroup::TURNED_BYTES
     }
 
     /// Bytes of a stage of `x`.
@@ -190,13 +193,20 @@ impl WarpgroupConfig {
 
     /// With as many stages of `x` as there is room for, and as more chunks than one need.
     const fn filled(self) -> Self {
-        let room = (WARPGROUP_SHARED - self.fixed_bytes()) / self.x_bytes();
+        let room = (WARPGROUP_SHARED - self.fixed_bytes() - self.code_bytes()) / self.x_bytes();
         Self { x_stages: if room > 12 { 12 } else { room }, ..self }
+    }
+
+    /// Bytes of the stages, or of the sums that a block of a cluster leaves there for the others, if those are more.
+    pub(super) const fn stage_bytes(self) -> u32 {
+        let stages = self.code_bytes() + self.x_stages * self.x_bytes();
+        let sums = if self.cluster > 1 { self.rows() * self.cols * 4 } else { 0 };
+        if sums > stages { sums } else { stages }
     }
 
     /// Bytes of dynamic shared memory.
     pub(super) const fn shared_bytes(self) -> u32 {
-        K::TILE_SLACK + self.fixed_bytes() + self.x_stages * self.x_bytes()
+        K::TILE_SLACK + self.fixed_bytes() + self.stage_bytes()
     }
 }
 
@@ -223,11 +233,10 @@ impl Config {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Warpgroups {
     pub(super) config: WarpgroupConfig,
-    /// Chunks of the common dimension, and those of a part; the last may have less.
+    /// Chunks of the common dimension, and those of a block of a cluster; the last may have less.
     pub(super) chunks: u32,
     pub(super) part: u32,
-    pub(super) parts: u32,
-    /// Tiles along the rows of `x`, and all tiles of all parts.
+    /// Tiles along the rows of `x`, and all tiles.
     pub(super) across: u32,
     pub(super) tiles: u32,
     pub(super) blocks: u32,
@@ -297,7 +306,7 @@ pub(super) fn choose(desc: &Matmul4bitDesc, target: Target) -> Option<Choice> {
         longest && suits_warpgroups(desc, target, *config)
     });
     let all = configs.filter_map(|config| warpgroups(desc, config, &limits));
-    let best = all.min_by(|a, b| a.us(desc).total_cmp(&b.us(desc)));
+    let best = all.min_by(|a, b| a.us(&limits).total_cmp(&b.us(&limits)));
     best.map(Choice::Warpgroup).or_else(streamed)
 }
 
@@ -369,10 +378,15 @@ pub(super) fn shared_out(
 /// Every configuration of warpgroups that a plan can have.
 pub fn warpgroup_configs() -> Vec<WarpgroupConfig> {
     let layouts = [(2, 32, 4), (2, 64, 4), (2, 128, 4), (2, 256, 2)];
-    let of = |slice, (groups, cols, stages)| {
-        WarpgroupConfig { slice, groups, cols, stages, x_stages: 0, most_parts: 16 }.filled()
+    let of = |slice, (groups, cols, stages), cluster| {
+        WarpgroupConfig { slice, groups, cols, stages, x_stages: 0, cluster }.filled()
     };
-    [64, 32].into_iter().flat_map(|slice| layouts.map(|layout| of(slice, layout))).collect()
+    let layouts = [1, 2, 4].into_iter().flat_map(|cluster| layouts.map(|layout| (layout, cluster)));
+    let layouts: Vec<_> = layouts.collect();
+    [64, 32]
+        .into_iter()
+        .flat_map(|slice| layouts.iter().map(move |(layout, cluster)| of(slice, *layout, *cluster)))
+        .collect()
 }
 
 /// Whether warpgroups multiply what is described: products of 16 bits, whole chunks, and scales of whole slices.
@@ -380,7 +394,9 @@ pub(super) fn suits_warpgroups(desc: &Matmul4bitDesc, target: Target, config: Wa
     let whole = desc.weight.k > 0 && desc.weight.k.is_multiple_of(CHUNK as usize);
     // A word of e4m3 scales is of a slice of 64.
     let sliced = desc.weight.scale != ScaleFormat::E4m3 || config.slice == 64;
-    target.sm == 90 && whole && sliced && is_sliced(desc, config.slice)
+    // Each block of a cluster finishes whole products.
+    let shared_out = [1, 2, 4, 8].contains(&config.cluster) && config.cols >= ATOM_COLS * config.cluster;
+    target.sm == 90 && whole && sliced && shared_out && is_sliced(desc, config.slice)
 }
 
 /// The launch of warpgroups with a configuration.
@@ -392,22 +408,23 @@ pub(super) fn warpgroups(
     let chunks = u32::try_from(desc.weight.k).ok()? / CHUNK;
     let across = u32::try_from(desc.m).ok()?.div_ceil(config.cols);
     let down = u32::try_from(desc.weight.n).ok()?.div_ceil(config.rows());
-    let cells = down.checked_mul(across)?;
-    let of = |parts: u32| {
-        let part = chunks.div_ceil(parts);
-        let parts = chunks.div_ceil(part);
-        let tiles = cells.checked_mul(parts)?;
-        let blocks = tiles.min(limits.multiprocessors);
-        Some(Warpgroups { config, chunks, part, parts, across, tiles, blocks })
+    let tiles = down.checked_mul(across)?;
+    let part = chunks.div_ceil(config.cluster);
+    // Every block of a cluster has a part.
+    if chunks.div_ceil(part.max(1)) < config.cluster {
+        return None;
+    }
+    let blocks = match config.cluster {
+        1 => tiles.min(limits.multiprocessors),
+        cluster => tiles.checked_mul(cluster)?,
     };
-    let all = (1..=chunks.min(config.most_parts)).filter_map(of);
-    all.min_by(|a, b| a.us(desc).total_cmp(&b.us(desc)))
+    Some(Warpgroups { config, chunks, part, across, tiles, blocks })
 }
 
 impl Warpgroups {
-    /// Microseconds of the launches, about: those of chunks as they were measured on an H100, of beginning and ending a tile, and of adding
-    /// parts at the rate of memory.
-    fn us(&self, desc: &Matmul4bitDesc) -> f64 {
+    /// Microseconds of the launch, about: those of chunks as they were measured on an H100, of beginning and ending a tile, and of adding the
+    /// sums of a cluster.
+    fn us(&self, limits: &DeviceLimits) -> f64 {
         let config = self.config;
         let chunk = match (config.cols, config.slice) {
             (32, 64) => 1.2,
@@ -417,9 +434,14 @@ impl Warpgroups {
             (128, _) => 2.0,
             _ => 2.75,
         };
-        let waves = self.tiles.div_ceil(self.blocks.max(1));
-        let sums = (desc.m * desc.weight.n) as f64 * f64::from(self.parts) * 8.0;
-        let added = if self.parts > 1 { 3.0 + sums / 2.5e6 } else { 0.0 };
-        f64::from(waves) * (f64::from(self.part) * chunk + 2.5) + added
+        // A cluster is within a graphics processing cluster, whose multiprocessors four seldom divides: 32 such clusters were seen to take two
+        // rounds on 132 multiprocessors.
+        let at_once = match config.cluster {
+            1 | 2 => limits.multiprocessors / config.cluster,
+            cluster => limits.multiprocessors * 7 / 8 / cluster,
+        };
+        let rounds = self.tiles.div_ceil(at_once.max(1));
+        let added = if config.cluster > 1 { 1.5 + f64::from(config.cols) / 128.0 } else { 0.0 };
+        f64::from(rounds) * (f64::from(self.part) * chunk + 2.5 + added)
     }
 }

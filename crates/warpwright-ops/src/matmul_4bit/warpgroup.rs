@@ -8,7 +8,9 @@
 //! more than the tensor cores leave time for, and it multiplies the numbers, which are rounded then. Of e4m3 scales a slice of 64 has four a row,
 //! which multiply the numbers, exactly. While the tensor cores multiply a slice the codes of the next are decoded.
 //!
-//! Blocks stay: each takes one tile of the result after the other, and copies run ahead across the end of a tile.
+//! Blocks stay: each takes one tile of the result after the other, and copies run ahead across the end of a tile. Of a result of few tiles
+//! the blocks of a cluster share out the common dimension of one: each leaves its sums where its stages were, and adds up those of all
+//! blocks, in their order, for its share of the rows of `x`.
 
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{Halves, PanelTile, Part, Pipeline, PipelineState, TensorMapArg, WARP, WarpgroupSums};
@@ -18,13 +20,13 @@ use super::table::{self, PairTable, TABLE_BYTES};
 use super::tuning::{CHUNK, WarpgroupConfig};
 
 kernel_args! {
-    /// `y = x W^T + bias`, or the sums of parts of the common dimension
+    /// `y = x W^T + bias`
     pub(super) struct WarpgroupArgs => WarpgroupParams {
         x: TensorMapArg, weight: TensorMapArg, scale: ScaleArgs, bias: In<Elem>, y: Out<Elem>,
         m: u32, n: u32,
-        /// Chunks of the common dimension, and those of a part.
-        chunks: u32, part: u32, parts: u32,
-        /// Tiles along the rows of `x`, and all tiles of all parts.
+        /// Chunks of the common dimension, and those of a block of a cluster.
+        chunks: u32, part: u32,
+        /// Tiles along the rows of `x`, and all tiles.
         across: u32, tiles: u32,
         /// Slices from one row of the weight to the next, as scales count them, and the logarithm of how many share one.
         group_pitch: u32, group_shift: u32,
@@ -54,16 +56,13 @@ pub(super) struct Warpgroup {
     /// Whether each slice has a scale of its own.
     pub(super) fine: bool,
     pub(super) bias: bool,
-    /// Whether sums of parts are stored as they are, in f32, one matrix after the other.
-    pub(super) parts: bool,
 }
 
-/// A tile of the result, or of a part.
+/// A tile of the result, and the block's part of the common dimension.
 struct Tile<'k> {
     /// The first row of the weight, and the first of `x`.
     row: U32<'k>,
     col: U32<'k>,
-    part: U32<'k>,
     /// The first chunk, and how many there are.
     first: U32<'k>,
     chunks: U32<'k>,
@@ -133,12 +132,12 @@ impl KernelDef for Warpgroup {
     type Args = WarpgroupArgs;
 
     fn spec(&self) -> KernelSpec {
-        let ends = [self.fine, self.bias, self.parts];
+        let ends = [self.fine, self.bias, false];
         let name = self.groups.product_name(self.dtype, &self.config.name(), ends);
-        let y = if self.parts { DType::F32 } else { self.dtype };
-        let dtypes = DTypes::NONE.with("bias", self.dtype).with("y", y);
+        let dtypes = DTypes::NONE.with("bias", self.dtype).with("y", self.dtype);
         KernelSpec::new(name, BlockDim::x(self.config.threads()))
             .dtypes(self.groups.dtypes(dtypes))
+            .cluster(self.config.cluster)
             .min_blocks_per_sm(1)
     }
 
@@ -148,7 +147,7 @@ impl KernelDef for Warpgroup {
         // Stages of both, then the table, the map of nested scales, and the results that are turned.
         let codes_at = k.dynamic_shared_tiles();
         let x_at = codes_at + config.stages * codes.bytes();
-        let table_at = x_at + config.x_stages * x.bytes();
+        let table_at = codes_at + config.stage_bytes();
         let map_at = table_at + TABLE_BYTES;
         let of_table = self.table_dtype();
         table::fill(k, (self.groups.format, of_table), k.shared_at(table_at), config.threads());
@@ -208,25 +207,27 @@ impl<'k> Block<'k> {
         );
     }
 
-    /// Runs `body` for each tile of the block, and hands on `state`.
+    /// Runs `body` for each tile of the block, and hands on `state`. A cluster has one.
     fn for_each_tile<S: Carry<'k> + Clone>(&self, state: S, body: impl FnOnce(Tile<'k>, S) -> S) {
         let (k, p, config) = (self.k, self.p, self.kernel.config);
-        let _ = k.fold(k.range(k.block_idx_x(), p.tiles, k.grid_dim_x()), state, |tile, state| {
+        let of = |tile: U32<'k>| {
             // Blocks beside each other read the same codes.
-            let of_part = tile / p.across;
-            let across = tile - of_part * p.across;
-            let down = of_part / p.parts;
-            let part = of_part - down * p.parts;
-            let first = part * p.part;
-            let tile = Tile {
+            let down = tile / p.across;
+            let across = tile - down * p.across;
+            let first = k.cluster_rank() * p.part;
+            Tile {
                 row: down * config.rows(),
                 col: across * config.cols,
-                part,
                 first,
                 chunks: (first + p.part).min(p.chunks) - first,
-            };
-            body(tile, state)
-        });
+            }
+        };
+        if config.cluster > 1 {
+            body(of(k.cluster_idx_x()), state);
+        } else {
+            let tiles = k.range(k.block_idx_x(), p.tiles, k.grid_dim_x());
+            let _ = k.fold(tiles, state, |tile, state| body(of(tile), state));
+        }
     }
 
     /// Copies the codes of all tiles, as places in their pipeline become free.
@@ -265,7 +266,13 @@ impl<'k> Block<'k> {
         let tensor_scale = self.kernel.groups.tensor_scale(self.p.scale);
         self.for_each_tile(start, |tile, state| {
             let (state, sums) = self.sums(&tile, state);
-            self.finish(&tile, &sums, tensor_scale);
+            if self.kernel.config.cluster > 1 {
+                let (share, sums) = self.sums_of_cluster(tile, &sums);
+                self.finish(&share, &sums, tensor_scale);
+                k.cluster_wait();
+            } else {
+                self.finish(&tile, &sums, tensor_scale);
+            }
             state
         });
     }
@@ -449,6 +456,40 @@ impl<'k> Block<'k> {
         pairs.flat_map(|(upper, lower)| [upper[0], lower[0], upper[1], lower[1]]).collect()
     }
 
+    /// The block's share of the rows of `x` of a tile, and the sums of all blocks of the cluster for these. The threads have yet to wait for
+    /// the cluster, whose other blocks read what this one has left in its shared memory. Threads that copied have ended, and nobody waits for
+    /// them.
+    fn sums_of_cluster(&self, tile: Tile<'k>, sums: &[F32<'k>]) -> (Tile<'k>, Vec<F32<'k>>) {
+        const VECTOR: u32 = 4;
+        let (k, config) = (self.k, self.kernel.config);
+        let threads = config.groups * GROUP;
+        let rank = k.cluster_rank();
+        // One vector after the other, of all threads.
+        let mine = k.shared_at::<f32>(self.codes_at).at(k.thread_idx() * VECTOR);
+        let from_one_to_next = u64::from(threads * VECTOR);
+        // Nothing is on its way to the stages, nor read from there.
+        k.barrier_of(MEETING + config.groups, threads);
+        for (i, vector) in (0..).zip(sums.chunks(VECTOR as usize)) {
+            mine.at(i * from_one_to_next).store(Lanes::from(vector.to_vec()));
+        }
+        k.cluster_barrier();
+        let vectors = sums.len() as u32 / VECTOR / config.cluster;
+        let first = rank * (vectors * threads * VECTOR);
+        let parts: Vec<Vec<F32<'k>>> = (0..config.cluster)
+            .map(|block| {
+                let theirs = mine.at(first).of_block(block);
+                (0..u64::from(vectors))
+                    .flat_map(|i| theirs.at(i * from_one_to_next).load::<f32>(VECTOR))
+                    .collect()
+            })
+            .collect();
+        k.cluster_arrive();
+        let added =
+            parts.into_iter().reduce(|sum, part| sum.into_iter().zip(part).map(|(a, b)| a + b).collect());
+        let share = config.cols / config.cluster;
+        (Tile { col: tile.col + rank * share, ..tile }, added.unwrap_or_default())
+    }
+
     /// Stores the results of a tile. Neighbours along a row of `y` are rows of the sums, so these are turned in shared memory.
     fn finish(&self, tile: &Tile<'k>, sums: &[F32<'k>], tensor_scale: Option<F32<'k>>) {
         let (k, p) = (self.k, self.p);
@@ -461,6 +502,7 @@ impl<'k> Block<'k> {
         let column = tile.row + group * GROUP_ROWS + first;
         let scaled = self.kernel.scales_numbers();
         let times = if scaled { 1.0 } else { self.kernel.groups.format.times(self.kernel.dtype) };
+        let columns = 2 * sums.len() as u32;
         for (turn, sums) in (0..).zip(sums.chunks((TURNED / 2) as usize)) {
             // The last columns have been read.
             k.barrier_of(group + MEETING, GROUP);
@@ -470,7 +512,9 @@ impl<'k> Block<'k> {
             }
             k.barrier_of(group + MEETING, GROUP);
             let result = tile.col + turn * TURNED + col;
-            k.if_(result.lt(p.m) & column.lt(p.n), || {
+            let there = result.lt(p.m) & column.lt(p.n);
+            let there = if columns < TURNED { there & col.lt(columns) } else { there };
+            k.if_(there, || {
                 let values: Vec<F32<'k>> =
                     (0..VECTOR / 4).flat_map(|i| from.at(u64::from(4 * i)).load::<f32>(4)).collect();
                 let values: Vec<F32<'k>> = if times == 1.0 {
@@ -482,8 +526,7 @@ impl<'k> Block<'k> {
                     Some(factor) => values.into_iter().map(|sum| sum * factor).collect(),
                     None => values,
                 };
-                let row = if self.kernel.parts { tile.part.mul_add(p.m, result) } else { result };
-                let y = p.y.at(row.mul_wide(p.n) + column.to_u64());
+                let y = p.y.at(result.mul_wide(p.n) + column.to_u64());
                 let bias = self.kernel.bias.then(|| p.bias.at(column));
                 let whole = (p.n % VECTOR).eq(0);
                 k.if_else(

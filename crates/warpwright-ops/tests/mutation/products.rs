@@ -74,6 +74,17 @@ const BEHIND_THE_LAST: &str =
 const FENCE_OF_SLABS: &str =
     "the fence in front of the products of one slab is one for the sums of the other";
 
+/// Of kernels with this in their names: one wait of those that warpgroups take turns by.
+const fn behind_the_last(kernel: &'static str) -> Survivor {
+    const AT: &str = "pub(super) fn wait(self) { self.k.@barrier_of(";
+    Survivor::equivalent(kernel, AT, BEHIND_THE_LAST).at_most(1)
+}
+
+/// One fence of those in front of products.
+const fn fence_of_slabs(kernel: &'static str) -> Survivor {
+    Survivor::equivalent(kernel, "sums.@add_products(", FENCE_OF_SLABS).at_most(1)
+}
+
 const EMPTY_GROUPS: &str = "elements of two bytes are not copied asynchronously: groups are empty";
 
 pub(crate) const FENCE_OF_COPIES: &str = "the barrier of the block behind it shows the counts to its threads; that tensor copies need a fence to see them is not modelled";
@@ -187,30 +198,10 @@ const SURVIVORS: [Survivor; 35] = [
         "* size - 1)).@eq(0)",
         "either shift leaves vectors to the path of single elements",
     ),
-    Survivor::equivalent(
-        "_d_",
-        "pub(super) fn wait(self) { self.k.@barrier_of(",
-        BEHIND_THE_LAST,
-    )
-    .at_most(1),
-    Survivor::equivalent(
-        "_d_",
-        "sums.@add_products(",
-        FENCE_OF_SLABS,
-    )
-    .at_most(1),
-    Survivor::equivalent(
-        "_z_",
-        "pub(super) fn wait(self) { self.k.@barrier_of(",
-        BEHIND_THE_LAST,
-    )
-    .at_most(1),
-    Survivor::equivalent(
-        "_z_",
-        "sums.@add_products(",
-        FENCE_OF_SLABS,
-    )
-    .at_most(1),
+    behind_the_last("_d_"),
+    fence_of_slabs("_d_"),
+    behind_the_last("_z_"),
+    fence_of_slabs("_z_"),
     Survivor::equivalent("_bias_saved", "copy(); k.@commit_stores();", THREE_PANELS).at_most(2),
     Survivor::equivalent("_bias_saved", "k.@wait_stores(if alternate", THREE_PANELS).at_most(2),
     Survivor::equivalent(
@@ -679,10 +670,11 @@ fn defects_of_more_products_are_noticed() {
     splitting(false);
 }
 
-/// The launch of warpgroups, or of warps that copy codes, in one block, which takes one tile after the other.
+/// The launch of warpgroups without clusters, or of warps that copy codes, in one block, which takes one tile after the other.
 fn one_block(step: &LaunchStep) -> LaunchStep {
     let (step, name) = (step.clone(), step.kernel().name());
-    if name.contains("_wg_") || name.contains("_w16_c") { step.with_grid([1, 1, 1]) } else { step }
+    let stays = name.contains("_wg_") && !name.contains("_p") || name.contains("_w16_c");
+    if stays { step.with_grid([1, 1, 1]) } else { step }
 }
 
 /// Products with 4-bit weights: streaming kernels, warpgroups, one for any alignment, and expanded weights.
@@ -737,10 +729,11 @@ fn of_groups(format: WeightFormat, scale: Option<ScaleFormat>, configs: &[FourBi
                 let steps = (config.run() * config.warps * config.runs) as usize;
                 [config.cols() as usize - 2, rows + 3, if long { steps + slice } else { 5 * slice }]
             }
-            // Rows that no vector ends with in two parts, and vectors in one, whose stages are used again and again.
-            Some((FourBits::Warpgroup(config), _)) => {
+            // Rows that no vector ends with; stages that are used again and again.
+            Some((FourBits::Warpgroup(config), long)) => {
                 let (rows, cols) = (config.rows() as usize, config.cols as usize);
-                if config.most_parts > 1 { [cols - 2, rows + 3, 512] } else { [cols + 1, rows - 8, 768] }
+                let chunks = if config.cluster > 1 { 2 * config.cluster as usize - 1 } else { 3 };
+                [if long { cols + 1 } else { cols - 2 }, rows + 3, 256 * chunks]
             }
         };
         let group = match config {
@@ -779,17 +772,22 @@ fn defects_of_products_with_other_4_bit_weights_are_noticed() {
     let of = |words: u32| {
         let streams = four_bits::configs().into_iter().filter(|c| c.words == words).map(FourBits::Stream);
         let groups = four_bits::warpgroup_configs().into_iter().filter(|c| c.slice == 32 * words);
-        let few = groups
-            .flat_map(|c| [1, 2].map(|most_parts| FourBitGroups { stages: 2, x_stages: 2, most_parts, ..c }));
+        // Of a cluster each block has a chunk or two.
+        let few = groups.map(|c| match c.cluster {
+            1 => FourBitGroups { stages: 2, x_stages: 2, ..c },
+            _ => FourBitGroups { stages: 1, x_stages: 3, ..c },
+        });
         streams.chain(few.map(FourBits::Warpgroup)).collect::<Vec<_>>()
     };
     of_four_bits(WeightFormat::Int4Asymmetric, None, &of(2));
+    // Blocks of a cluster add their sums whatever the format is.
+    let apart = |config: &FourBits| !matches!(config, FourBits::Warpgroup(config) if config.cluster > 1);
     // Two of its groups are a slice of codes that are copied.
     let staged = |config: &FourBits| matches!(config, FourBits::Stream(config) if config.stages > 0);
-    let of_mxfp4 = of(1).into_iter().chain(of(2).into_iter().filter(staged));
+    let of_mxfp4 = of(1).into_iter().chain(of(2).into_iter().filter(staged)).filter(apart);
     of_four_bits(WeightFormat::Mxfp4, None, &of_mxfp4.collect::<Vec<_>>());
     let groups_of_32 =
         |config: &FourBits| matches!(config, FourBits::Warpgroup(config) if config.slice == 32);
-    let of_nvfp4 = [of(2), of(1)].concat().into_iter().filter(|config| !groups_of_32(config));
+    let of_nvfp4 = [of(2), of(1)].concat().into_iter().filter(|config| !groups_of_32(config)).filter(apart);
     of_four_bits(WeightFormat::Nvfp4, None, &of_nvfp4.collect::<Vec<_>>());
 }

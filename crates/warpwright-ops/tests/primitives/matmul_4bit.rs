@@ -120,12 +120,12 @@ fn shapes_have_the_kernels_that_the_module_says() {
     };
     assert_eq!(indexed(4), ["matmul_4bit_simt_int4_f32_indexed_bf16_shift"]);
     assert_eq!(indexed(5)[0], "matmul_4bit_expand_int4_f32_indexed_bf16_shift_x8");
-    // Few tiles share out the common dimension. Of warps, what x takes of shared memory decides how many parts there are.
-    for (k, part) in [(8192, "_wg_"), (8128, "_w8_")] {
-        let parts = launches(&desc(32, [64, k], 64), TARGET);
-        assert!(parts[0].ends_with("_parts") && parts[0].contains(part), "{parts:?}");
-        assert_eq!(parts[1], "matmul_4bit_sum_bf16");
-    }
+    // Of few tiles a cluster shares out the common dimension. Of warps, what x takes of shared memory decides how many parts there are.
+    let cluster = launches(&desc(32, [64, 8192], 64), TARGET);
+    assert!(cluster.len() == 1 && cluster[0].contains("_wg_") && cluster[0].contains("_p4"), "{cluster:?}");
+    let parts = launches(&desc(32, [64, 8128], 64), TARGET);
+    assert!(parts[0].ends_with("_parts") && parts[0].contains("_w8_"), "{parts:?}");
+    assert_eq!(parts[1], "matmul_4bit_sum_bf16");
     assert_eq!(launches(&desc(1, [8192, 8192], 64), TARGET).len(), 1);
 }
 
