@@ -21,6 +21,51 @@ fn time<O: Operation>(device: &Device, cold: &Cold, name: &str, plan: Plan<O>) -
     Ok(())
 }
 
+/// Windows over whole planes, and planes cut into 7 x 7.
+fn adaptive(device: &Device, cold: &Cold, layout: Layout, name: &str) -> Result<(), Error> {
+    let target = device.target();
+    for (batch, channels, side, to) in [(64, 2048, 7, 1), (64, 256, 56, 7), (64, 256, 50, 7)] {
+        let windows = Windows::Adaptive { output: [1, to, to] };
+        let (dtype, input) = (DType::BF16, [1, side, side]);
+        let pool = Pool { dtype, layout, batch, channels, input, windows };
+        let forward = AvgPoolDesc { pool: pool.clone(), divisor: Divisor::PaddedCells };
+        let of = format!("{side} to {to}");
+        time(device, cold, &format!("mean, {of}, {name}"), forward.plan(target)?)?;
+        let backward = AvgPoolBackwardDesc { forward };
+        time(device, cold, &format!("mean, {of}, backward, {name}"), backward.plan(target)?)?;
+        let forward = MaxPoolDesc { pool, argmax: Argmax::Index };
+        time(device, cold, &format!("max, {of}, {name}"), forward.plan(target)?)?;
+        let backward = MaxPoolBackwardDesc { forward };
+        time(device, cold, &format!("max, {of}, backward, {name}"), backward.plan(target)?)?;
+    }
+    Ok(())
+}
+
+/// 4 x 256 x 128 x 128 at another size, both ways.
+fn resized(
+    device: &Device,
+    cold: &Cold,
+    (layout, name): (Layout, &str),
+    mode: Mode,
+    (times, side): (&str, usize),
+) -> Result<(), Error> {
+    let target = device.target();
+    let forward = ResizeDesc {
+        dtype: DType::BF16,
+        layout,
+        batch: 4,
+        channels: 256,
+        input: [1, 128, 128],
+        output: [1, side, side],
+        mode,
+        align_corners: false,
+        scale: [None; 3],
+    };
+    time(device, cold, &format!("{times} the size, {mode:?}, {name}"), forward.plan(target)?)?;
+    let backward = ResizeBackwardDesc { forward };
+    time(device, cold, &format!("{times} the size, {mode:?}, backward, {name}"), backward.plan(target)?)
+}
+
 fn main() -> Result<(), Error> {
     let device = Device::best();
     let target = device.target();
@@ -59,26 +104,11 @@ fn main() -> Result<(), Error> {
         time(&device, &cold, &format!("mean 2x2, {name}"), forward.plan(target)?)?;
         let backward = AvgPoolBackwardDesc { forward };
         time(&device, &cold, &format!("mean 2x2, backward, {name}"), backward.plan(target)?)?;
+        adaptive(&device, &cold, layout, name)?;
         for mode in [Mode::Nearest, Mode::Linear, Mode::Cubic] {
-            let forward = ResizeDesc {
-                dtype,
-                layout,
-                batch: 4,
-                channels: 256,
-                input: [1, 128, 128],
-                output: [1, 256, 256],
-                mode,
-                align_corners: false,
-                scale: [None; 3],
-            };
-            time(&device, &cold, &format!("twice the size, {mode:?}, {name}"), forward.plan(target)?)?;
-            let backward = ResizeBackwardDesc { forward };
-            time(
-                &device,
-                &cold,
-                &format!("twice the size, {mode:?}, backward, {name}"),
-                backward.plan(target)?,
-            )?;
+            for (times, side) in [("twice", 256), ("half", 64), ("1.6 times", 205)] {
+                resized(&device, &cold, (layout, name), mode, (times, side))?;
+            }
         }
         let conv = CausalConv1d {
             dtype,
