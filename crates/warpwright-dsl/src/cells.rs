@@ -43,6 +43,16 @@ impl<'k> Image<'k> {
         })
     }
 
+    /// The vectors before row `row`.
+    pub(crate) fn row_at(self, depth: I32<'k>, row: I32<'k>) -> I32<'k> {
+        depth.mul_add(self.height.to_i32(), row) * self.row.to_i32()
+    }
+
+    /// Vectors from a pixel to the next.
+    pub(crate) fn pixel_pitch(self) -> I32<'k> {
+        self.pixel.to_i32()
+    }
+
     /// The first element of vector `vector` in the first pixel of image `outer`.
     #[track_caller]
     pub fn start(self, outer: U64<'k>, vector: U32<'k>, width: u32) -> U64<'k> {

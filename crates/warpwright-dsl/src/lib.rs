@@ -84,6 +84,7 @@ mod skeleton;
 pub mod sliding;
 mod smem_uniform;
 mod storage;
+pub mod strips;
 mod table;
 mod tile;
 mod transcendental;

@@ -143,7 +143,19 @@ fn situations(scope: Scope, dtype: DType) -> Vec<Pool> {
     slide(&both, [1, 1, 1], square(1, 1, 0));
     slide(&both, [1, 1, 1], square(3, 2, 1));
     slide(&[(first, 0, 3), (last, 0, 16), (last, 2, 0)], [1, 4, 4], square(2, 2, 0));
+    // Runs of cells with channels first: of windows side by side, of those that overlap, with an odd number of rows.
+    let planes = [(first, 2, 3), (first, 2, 8), (first, 3, 4)];
+    slide(&planes, [1, 9, 24], sliding([1, 3, 8], [1, 3, 8], [0; 3]));
+    slide(&planes, [2, 4, 20], sliding([1, 2, 5], [1, 2, 5], [0; 3]));
+    for (kernel, stride, padding) in [(2, 2, 0), (3, 2, 1), (3, 1, 1)] {
+        slide(&planes, [1, 5, 16], square(kernel, stride, padding));
+        slide(&planes[..1], [2, 6, 24], square(kernel, stride, padding));
+        slide(&planes[..1], [1, 4, 4], square(kernel, stride, padding));
+    }
     let adapt = |output| Windows::Adaptive { output };
+    add(&planes, [1, 7, 7], adapt([1, 1, 1]));
+    add(&planes, [2, 3, 3], adapt([1, 1, 1]));
+    add(&planes, [1, 6, 24], adapt([1, 2, 3]));
     add(&both, [1, 7, 7], adapt([1, 3, 2]));
     add(&both, [1, 7, 6], adapt([1, 1, 1]));
     add(&both, [1, 5, 4], adapt([1, 7, 9]));

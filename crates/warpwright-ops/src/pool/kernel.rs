@@ -69,7 +69,7 @@ impl Common {
         let Self { dtype, kind, config: Config { width, visits, .. } } = self;
         let adaptive = if kind == Kind::Adaptive { "adaptive_" } else { "" };
         let visits = match visits {
-            Visits::Loops => String::new(),
+            Visits::Loops | Visits::Spread(_) | Visits::Runs(_) => String::new(),
             Visits::Square(n) => format!("_by{n}"),
             Visits::Tile(Halving { kernel, padding }) => format!("_tile_k{kernel}p{padding}"),
         };
@@ -245,7 +245,7 @@ pub(super) struct Max {
 }
 
 impl Numbering {
-    const fn name(of: Option<Self>) -> &'static str {
+    pub(super) const fn name(of: Option<Self>) -> &'static str {
         match of {
             None => "",
             Some(Self::Index) => "_index",

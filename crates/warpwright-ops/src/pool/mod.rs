@@ -19,7 +19,9 @@
 mod functions;
 mod kernel;
 pub mod reference;
+mod runs;
 pub(crate) mod samples;
+mod spread;
 pub mod tuning;
 pub mod windows;
 
@@ -40,7 +42,9 @@ use kernel::{
     Average, AverageArgs, AverageBackward, AxisArgs, Common, Kind, Max, MaxArgs, MaxBackward,
     MaxBackwardArgs, Numbering, PoolArgs,
 };
-use tuning::Config;
+use runs::{AverageRuns, AverageRunsBackward, MaxRuns, MaxRunsBackward, Runs};
+use spread::{MaximumArgs, MaximumSpread, MeanArgs, MeanSpread, Spread, SpreadArgs};
+use tuning::{Config, Visits};
 use windows::{AxisWindows, along_axes};
 pub use windows::{SlidingWindows, Windows};
 
@@ -254,18 +258,49 @@ impl Checked<'_> {
         Common { dtype: self.pool.dtype, kind, config }
     }
 
+    /// The cells of the input that are shared out in the backward pass, or where threads have runs the windows of these.
+    fn cells(&self, visits: Visits) -> [u32; 3] {
+        let [depth, rows, columns] = self.axes.map(|axis| axis.input);
+        match visits {
+            Visits::Runs(run) => [depth, rows.div_ceil(run.stride), columns / run.stride],
+            _ => [depth, rows, columns],
+        }
+    }
+
+    fn runs(&self, run: tuning::Run) -> Runs {
+        Runs { dtype: self.pool.dtype, run }
+    }
+
+    /// The number that the sums of all windows are divided by, if it is the same.
+    fn common_divisor(&self, divisor: Divisor) -> Option<f64> {
+        if let Divisor::Override(divisor) = divisor {
+            return Some(divisor as f64);
+        }
+        let cells = self.axes.iter().map(|axis| {
+            let windows::Sliding { kernel, stride, padding, .. } = axis.sliding?;
+            let counted = if divisor == Divisor::PaddedCells { padding } else { 0 };
+            // The last window ends within what counts, and the first one begins there.
+            let end = u64::from(axis.output - 1) * u64::from(stride) + u64::from(kernel);
+            let within = end <= u64::from(axis.input) + u64::from(counted) + u64::from(padding);
+            (within && padding <= counted).then_some(f64::from(kernel))
+        });
+        cells.product()
+    }
+
     /// The arguments of a launch over `cells` of each image, in tiles, and its grid. Cells of the padding count where `padded`.
     fn args(&self, cells: [u32; 3], padded: bool, config: Config) -> Result<(PoolArgs, [u32; 3]), PlanError> {
         let (images, pixel) = self.images();
         let [depth, height, width] = cells;
-        let tile = config.visits.tile();
-        let tiles = [depth, height.div_ceil(tile), width.div_ceil(tile)];
-        let vectors = plan::small(pixel / config.width as usize);
+        let tiles = match config.visits {
+            Visits::Runs(run) => [depth, height, width / run.outputs],
+            visits => [depth, height.div_ceil(visits.tile()), width.div_ceil(visits.tile())],
+        };
+        let lanes = config.lanes();
+        let vectors = plan::small(pixel / lanes as usize);
         let group = tuning::row_group(self.pool.layout, tiles[1]);
         let over = CellGridArgs::over(images, tiles, vectors, group, tuning::THREADS, config.chunk);
-        let image = |of: fn(&AxisWindows) -> u32| {
-            ImageArgs::new(self.axes.map(|axis| of(&axis)), vectors, config.width)
-        };
+        let image =
+            |of: fn(&AxisWindows) -> u32| ImageArgs::new(self.axes.map(|axis| of(&axis)), vectors, lanes);
         let (Some((cells, grid)), Some(input), Some(output)) =
             (over, image(|axis| axis.input), image(|axis| axis.output))
         else {
@@ -276,23 +311,76 @@ impl Checked<'_> {
         Ok((PoolArgs { cells, input, output, axes }, grid))
     }
 
-    /// The ways to launch one kernel: with the vectors of `config`, if it has any, and with single elements.
-    fn variants<D: KernelDef>(
+    /// The arguments of a launch over runs of `dx`, and its grid.
+    fn spread(
+        &self,
+        of: tuning::Spread,
+        numbering: Option<Numbering>,
+        config: Config,
+    ) -> Result<(SpreadArgs, [u32; 3]), PlanError> {
+        let (planes, _) = self.images();
+        let (input, output) = (self.axes.map(|axis| axis.input), self.axes.map(|axis| axis.output));
+        let [_, kernel_rows, kernel_columns] = self.axes.map(AxisWindows::span);
+        let run = of.run;
+        let sizes = if of.planes {
+            // The planes of a run are one row, of windows of a plane each.
+            let plane: u32 = input.iter().product();
+            (planes / u64::from(run), [1, 1, plane * run], [1, 1, run], [1, plane])
+        } else {
+            (planes, input, output, [kernel_rows, kernel_columns])
+        };
+        let (images, input, output, [rows, columns]) = sizes;
+        let over = [input[0], input[1], input[2] / run];
+        let grid = CellGridArgs::over(images, over, 1, 0, tuning::THREADS, config.chunk);
+        let (Some((cells, grid)), Some(of_input), Some(of_output)) =
+            (grid, ImageArgs::new(input, 1, 1), ImageArgs::new(output, 1, 1))
+        else {
+            return Err(PlanError::refused(self.op, "batch", self.pool.batch, "fewer samples"));
+        };
+        let (plane, row, window_row, window_column) = match numbering {
+            Some(Numbering::Index) if !of.planes => (input[1] * input[2], input[2], 0, 0),
+            _ => (0, columns, rows * columns, columns),
+        };
+        let (rows, columns) = (DivisorArgs::new(rows), DivisorArgs::new(columns));
+        let args = SpreadArgs {
+            cells,
+            input: of_input,
+            output: of_output,
+            rows,
+            columns,
+            plane,
+            row,
+            window_row,
+            window_column,
+        };
+        Ok((args, grid))
+    }
+
+    /// A launch, if there is anything to do.
+    fn step<D: KernelDef>(
+        &self,
+        def: &D,
+        args: &D::Args,
+        grid: [u32; 3],
+    ) -> Result<Vec<LaunchStep>, PlanError> {
+        let kernel = plan::recorded(self.op, def, self.target)?;
+        let step = LaunchStep::new(kernel, grid, args.values());
+        Ok(if self.elements.contains(&0) { Vec::new() } else { vec![step] })
+    }
+
+    /// The ways to launch: with the vectors of `config`, if it has any, and with single elements and these visits.
+    fn variants(
         &self,
         config: Config,
-        launch: impl Fn(Config) -> Result<(D, D::Args, [u32; 3]), PlanError>,
+        single: Visits,
+        steps: impl Fn(Config) -> Result<Vec<LaunchStep>, PlanError>,
     ) -> Result<Vec<Variant>, PlanError> {
         let mut configs = vec![config];
         if config.width > 1 {
-            configs.push(config.scalar());
+            configs.push(config.single(single));
         }
         let variant = |config: Config| {
-            let (def, args, grid) = launch(config)?;
-            let kernel = plan::recorded(self.op, &def, self.target)?;
-            let empty = self.elements.contains(&0);
-            let step = LaunchStep::new(kernel, grid, args.values());
-            let steps = if empty { Vec::new() } else { vec![step] };
-            Ok(Variant { alignment: config.alignment(self.pool.dtype), steps })
+            Ok(Variant { alignment: config.alignment(self.pool.dtype), steps: steps(config)? })
         };
         configs.into_iter().map(variant).collect()
     }
@@ -304,6 +392,14 @@ impl Checked<'_> {
         variants: Vec<Variant>,
     ) -> Plan<O> {
         Plan::of(self.op, direction, self.target, tensors, variants)
+    }
+}
+
+/// Runs have windows of one divisor.
+fn settled(config: Config, divisor: Option<f64>, single: Visits) -> Config {
+    match (config.visits, divisor) {
+        (Visits::Runs(_), None) => config.single(single),
+        _ => config,
     }
 }
 
@@ -359,10 +455,16 @@ impl MaxPoolDesc {
             Args::indices.holds(kept.unwrap_or(DType::U8), output).optional(kept.is_some()),
         ]);
         let numbering = self.argmax.numbering();
-        let variants = checked.variants(config, |config| {
+        let single = tuning::forward_visits(&checked.axes);
+        let variants = checked.variants(config, single, |config| {
             let (pool, grid) = checked.args(checked.axes.map(|axis| axis.output), false, config)?;
             let args = MaxArgs { pool, x: Args::x.arg(), y: Args::y.arg(), indices: Args::indices.arg() };
-            Ok((Max { common: checked.common(config), numbering }, args, grid))
+            match config.visits {
+                Visits::Runs(run) => {
+                    checked.step(&MaxRuns { runs: checked.runs(run), numbering }, &args, grid)
+                }
+                _ => checked.step(&Max { common: checked.common(config), numbering }, &args, grid),
+            }
         })?;
         Ok(checked.finish(Direction::Forward, tensors, variants))
     }
@@ -396,11 +498,23 @@ impl MaxPoolBackwardDesc {
             Args::dy.holds(pool.dtype, output).like(Args::indices),
             Args::dx.holds(pool.dtype, input),
         ]);
-        let variants = checked.variants(config, |config| {
-            let (pool, grid) = checked.args(checked.axes.map(|axis| axis.input), false, config)?;
+        let single = tuning::backward_visits(&checked.axes);
+        let variants = checked.variants(config, single, |config| {
             let (indices, dy, dx) = (Args::indices.arg(), Args::dy.arg(), Args::dx.arg());
+            if let Visits::Spread(of) = config.visits {
+                let (spread, grid) = checked.spread(of, Some(numbering), config)?;
+                let args = MaximumArgs { spread, indices, dy, dx };
+                let spread = Spread { dtype: pool.dtype, run: of.run };
+                return checked.step(&MaximumSpread { spread, numbering }, &args, grid);
+            }
+            let (pool, grid) = checked.args(checked.cells(config.visits), false, config)?;
             let args = MaxBackwardArgs { pool, indices, dy, dx };
-            Ok((MaxBackward { common: checked.common(config), numbering }, args, grid))
+            match config.visits {
+                Visits::Runs(run) => {
+                    checked.step(&MaxRunsBackward { runs: checked.runs(run), numbering }, &args, grid)
+                }
+                _ => checked.step(&MaxBackward { common: checked.common(config), numbering }, &args, grid),
+            }
         })?;
         Ok(checked.finish(Direction::Backward, tensors, variants))
     }
@@ -410,8 +524,8 @@ impl Operation for MaxPoolBackwardDesc {
     type Args<'a> = MaxPoolBackwardArgs<'a>;
 
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
-        let Pool { dtype, layout, channels, .. } = self.forward.pool;
-        let config = tuning::backward(dtype, layout, channels, &self.forward.check(target)?.axes);
+        let Pool { dtype, layout, batch, channels, .. } = self.forward.pool;
+        let config = tuning::backward(dtype, layout, [batch, channels], &self.forward.check(target)?.axes);
         self.plan_with(target, config)
     }
 }
@@ -443,13 +557,23 @@ impl AvgPoolDesc {
     pub fn plan_with(&self, target: Target, config: Config) -> Result<Plan<Self>, PlanError> {
         let checked = self.check(target)?;
         type Args<'a> = AvgPoolArgs<'a>;
+        let common = checked.common_divisor(self.divisor);
+        let config = settled(config, common, tuning::forward_visits(&checked.axes));
         let (dtype, [input, output]) = (self.pool.dtype, checked.elements);
         let tensors = Args::specs([Args::x.holds(dtype, input), Args::y.holds(dtype, output)]);
-        let variants = checked.variants(config, |config| {
+        let single = tuning::forward_visits(&checked.axes);
+        let variants = checked.variants(config, single, |config| {
             let padded = self.divisor == Divisor::PaddedCells;
             let (pool, grid) = checked.args(checked.axes.map(|axis| axis.output), padded, config)?;
-            let args = AverageArgs { pool, x: Args::x.arg(), y: Args::y.arg(), divisor: self.override_() };
-            Ok((Average { common: checked.common(config) }, args, grid))
+            let divisor = match config.visits {
+                Visits::Runs(_) => common.unwrap_or_default(),
+                _ => self.override_(),
+            };
+            let args = AverageArgs { pool, x: Args::x.arg(), y: Args::y.arg(), divisor };
+            match config.visits {
+                Visits::Runs(run) => checked.step(&AverageRuns(checked.runs(run)), &args, grid),
+                _ => checked.step(&Average { common: checked.common(config) }, &args, grid),
+            }
         })?;
         Ok(checked.finish(Direction::Forward, tensors, variants))
     }
@@ -474,14 +598,29 @@ impl AvgPoolBackwardDesc {
         let AvgPoolDesc { ref pool, divisor } = self.forward;
         let checked = self.forward.check(target)?;
         type Args<'a> = AvgPoolBackwardArgs<'a>;
+        let common = checked.common_divisor(divisor);
+        let config = settled(config, common, tuning::backward_visits(&checked.axes));
         let [input, output] = checked.elements;
         let tensors = Args::specs([Args::dy.holds(pool.dtype, output), Args::dx.holds(pool.dtype, input)]);
-        let variants = checked.variants(config, |config| {
+        let single = tuning::backward_visits(&checked.axes);
+        let variants = checked.variants(config, single, |config| {
             let padded = divisor == Divisor::PaddedCells;
-            let (pool, grid) = checked.args(checked.axes.map(|axis| axis.input), padded, config)?;
             let divisor = self.forward.override_();
-            let args = AverageArgs { pool, x: Args::dy.arg(), y: Args::dx.arg(), divisor };
-            Ok((AverageBackward { common: checked.common(config) }, args, grid))
+            if let Visits::Spread(of) = config.visits {
+                let (spread, grid) = checked.spread(of, None, config)?;
+                let divisor = common.unwrap_or_default();
+                let args = MeanArgs { spread, dy: Args::dy.arg(), dx: Args::dx.arg(), divisor };
+                return checked.step(&MeanSpread(Spread { dtype: pool.dtype, run: of.run }), &args, grid);
+            }
+            let (pool, grid) = checked.args(checked.cells(config.visits), padded, config)?;
+            let args = |divisor| AverageArgs { pool, x: Args::dy.arg(), y: Args::dx.arg(), divisor };
+            match config.visits {
+                Visits::Runs(run) => {
+                    let args = args(common.unwrap_or_default());
+                    checked.step(&AverageRunsBackward(checked.runs(run)), &args, grid)
+                }
+                _ => checked.step(&AverageBackward { common: checked.common(config) }, &args(divisor), grid),
+            }
         })?;
         Ok(checked.finish(Direction::Backward, tensors, variants))
     }
@@ -491,8 +630,8 @@ impl Operation for AvgPoolBackwardDesc {
     type Args<'a> = AvgPoolBackwardArgs<'a>;
 
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
-        let Pool { dtype, layout, channels, .. } = self.forward.pool;
-        let config = tuning::backward(dtype, layout, channels, &self.forward.check(target)?.axes);
+        let Pool { dtype, layout, batch, channels, .. } = self.forward.pool;
+        let config = tuning::backward(dtype, layout, [batch, channels], &self.forward.check(target)?.axes);
         self.plan_with(target, config)
     }
 }

@@ -95,11 +95,21 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
     let (op, direction) = (entry.op, entry.direction);
     let adaptive = [ADAPTIVE_MAX, ADAPTIVE_AVERAGE].contains(&op);
     // Plans with vectors have single elements, too.
-    let (layout, channels) = (Layout::ChannelsLast, 8);
-    let pools = windows(adaptive).into_iter().map(|windows| {
+    let channels = 8;
+    let of_windows = windows(adaptive).into_iter().map(|windows| {
         let input = if adaptive { [6; 3] } else { [5; 3] };
-        Pool { dtype, layout, batch: 1, channels, input, windows }
+        Pool { dtype, layout: Layout::ChannelsLast, batch: 1, channels, input, windows }
     });
+    // Runs of every length of cells of windows side by side.
+    let runs = [2usize, 4, 8].map(|run| {
+        let windows = match adaptive {
+            true => Windows::Adaptive { output: [1, 1, 3] },
+            false => Windows::Sliding(SlidingWindows::tiling([1, 5, run])),
+        };
+        let input = [1, 5, 3 * run];
+        Pool { dtype, layout: Layout::ChannelsFirst, batch: 1, channels, input, windows }
+    });
+    let pools = of_windows.chain(runs);
     if [AVERAGE, ADAPTIVE_AVERAGE].contains(&op) {
         return distinct(pools.map(|pool| {
             let forward = AvgPoolDesc { pool, divisor: Divisor::PaddedCells };

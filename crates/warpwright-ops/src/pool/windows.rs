@@ -92,7 +92,7 @@ impl AxisWindows {
         (first as u32, end as u32, dilation)
     }
 
-    fn span(self) -> u32 {
+    pub(crate) fn span(self) -> u32 {
         self.sliding.map_or(1, Sliding::span)
     }
 }

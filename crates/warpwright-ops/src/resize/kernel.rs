@@ -7,7 +7,7 @@ use warpwright_dsl::prelude::*;
 
 use super::Mode;
 use super::sampling::CUBIC;
-use super::tuning::{Config, THREADS};
+use super::tuning::{Config, Shares, THREADS};
 
 kernel_args! {
     /// Output cell `o` is at `(o + offset) step - shift`; `per_step` is `1 / step`, or the extent of the
@@ -99,11 +99,12 @@ impl<'k> Axis<'k> {
 
 impl Common {
     fn spec(self, op: &str) -> KernelSpec {
-        let Self { dtype, mode, rank, config: Config { width, .. } } = self;
+        let Self { dtype, mode, rank, config: Config { width, shares, .. } } = self;
         // Both nearest modes have the same kernel.
         let mode = if mode == Mode::NearestExact { Mode::Nearest } else { mode };
         let rank = if mode == Mode::Linear { format!("{rank}d") } else { String::new() };
-        let name = format!("{op}_{}{rank}_{dtype}_x{width}", mode.name());
+        let run = if let Shares::Run(run) = shares { format!("_r{run}") } else { String::new() };
+        let name = format!("{op}_{}{rank}_{dtype}_x{width}{run}", mode.name());
         KernelSpec::new(name, BlockDim::x(THREADS)).dtypes(DTypes::all(dtype)).min_blocks_per_sm(2)
     }
 
@@ -145,37 +146,51 @@ impl AccumulateKernel for Resize {
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: ResizeParams<'k>) {
         let Cell { outer, position, vector, exists } = a.cells.cell(k);
         let (common, width) = (self.common, self.common.config.width);
+        let run = common.config.shares.run();
         k.if_(exists, || {
-            let o = position.map(Reg::to_i32);
+            let [depth, row, column] = position.map(Reg::to_i32);
+            let column = if run == 1 { column } else { column * run.cast_signed() };
             let x = a.x.at(a.input.start(outer, vector, width));
-            let y = a.y.at(a.output.start(outer, vector, width) + a.output.pixel_at(o, width));
-            let [depths, rows, columns] = [0, 1, 2].map(|i| common.taps::<A>(k, &a.axes, i, o[i]));
-            let mut loaded = Vec::new();
-            for depth in &depths {
-                for row in &rows {
-                    for column in &columns {
-                        let at = a.input.pixel_at([depth.cell, row.cell, column.cell], width);
-                        loaded.push(x.at(at).load_packed::<A>(width));
+            let first = a.output.pixel_at([depth, row, column], width);
+            let y = a.y.at(a.output.start(outer, vector, width) + first);
+            let [depths, rows] = [(0, depth), (1, row)].map(|(i, o)| common.taps::<A>(k, &a.axes, i, o));
+            let of_column = |i: u32| {
+                let column = if i == 0 { column } else { column + i.cast_signed() };
+                let columns = common.taps::<A>(k, &a.axes, 2, column);
+                let mut loaded = Vec::new();
+                for depth in &depths {
+                    for row in &rows {
+                        for column in &columns {
+                            let at = a.input.pixel_at([depth.cell, row.cell, column.cell], width);
+                            loaded.push(x.at(at).load_packed::<A>(width));
+                        }
                     }
                 }
-            }
-            if let [one] = &loaded[..] {
+                (columns, loaded)
+            };
+            let columns: Vec<_> = (0..run).map(of_column).collect();
+            if let [(_, loaded)] = &columns[..]
+                && let [one] = &loaded[..]
+            {
                 y.store_packed(one);
                 return;
             }
-            // Innermost first, as the formula is nested.
-            let mut values: Vec<Lanes<'k, A>> = loaded.iter().map(Packed::lanes).collect();
-            for taps in [columns, rows, depths] {
-                let weighted = |values: &[Lanes<'k, A>]| {
-                    let mut all = values.iter().zip(&taps);
-                    let first = all.next().map(|(value, tap)| value * tap.weight);
-                    all.fold(first, |sum, (value, tap)| Some(value.mul_add(tap.weight, sum?)))
-                };
-                if taps.len() > 1 {
-                    values = values.chunks(taps.len()).filter_map(weighted).collect();
+            let value = |(columns, loaded): (Vec<Tap<'k, A>>, Vec<Packed<'k, A>>)| {
+                // Innermost first, as the formula is nested.
+                let mut values: Vec<Lanes<'k, A>> = loaded.iter().map(Packed::lanes).collect();
+                for taps in [&columns, &rows, &depths] {
+                    let weighted = |values: &[Lanes<'k, A>]| {
+                        let mut all = values.iter().zip(taps);
+                        let first = all.next().map(|(value, tap)| value * tap.weight);
+                        all.fold(first, |sum, (value, tap)| Some(value.mul_add(tap.weight, sum?)))
+                    };
+                    if taps.len() > 1 {
+                        values = values.chunks(taps.len()).filter_map(weighted).collect();
+                    }
                 }
-            }
-            values.into_iter().for_each(|value| y.store(value));
+                Lanes::concat(values)
+            };
+            y.store(Lanes::concat(columns.into_iter().map(value)));
         });
     }
 }

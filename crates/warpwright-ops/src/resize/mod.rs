@@ -13,6 +13,8 @@
 //! | cubic | of the four cells around `src` (Keys 1981, with -0.75), along two axes |
 //! | area | the mean of adaptive windows: [`adaptive_avg_pool`](crate::pool::adaptive_avg_pool) |
 //!
+//! Linear at half the extents is the mean of two cells along each axis, and computed as such.
+//!
 //! Cells beyond the input are the last ones. Places are computed in f32, in f64 for linear and cubic f64, with the operations of PyTorch,
 //! so that the same cells are taken. Weights multiply: a weight of 0 makes NaN of an infinity, as there.
 //!
@@ -21,6 +23,7 @@
 //!
 //! Planes have at most 2^31 - 1024 cells, and samples with channels last as many elements; tensors may have more.
 
+mod doubling;
 mod functions;
 mod kernel;
 pub mod reference;
@@ -29,6 +32,7 @@ pub mod sampling;
 pub mod tuning;
 
 use warpwright_dsl::cells::{CellGridArgs, ImageArgs};
+use warpwright_dsl::strips::Pixels;
 use warpwright_dsl::{KernelArgs, KernelDef};
 use warpwright_ptx::{DType, Target};
 use warpwright_runtime::LaunchStep;
@@ -36,14 +40,15 @@ use warpwright_runtime::LaunchStep;
 use crate::PlanError;
 pub use crate::batch_norm::Layout;
 use crate::catalogue::Direction;
-use crate::plan::{self, Operation, Plan, Real, Variant};
-use crate::pool;
+use crate::plan::{self, Operation, Plan, Real, TensorSpec, Variant};
+use crate::pool::{self, AvgPoolBackwardDesc, AvgPoolDesc, Divisor, Pool};
 use crate::tensors::tensors;
 
+use doubling::{Doubled, DoubledBackward, ROWS_BACKWARD};
 pub use functions::*;
 use kernel::{AxisArgs, Common, ResizeArgs as KernelArguments};
 use sampling::Sampling;
-use tuning::Config;
+use tuning::{Config, Shares};
 
 /// The name in the catalogue.
 const OP: &str = "resize";
@@ -191,6 +196,23 @@ impl ResizeDesc {
         Ok([0, 1, 2].map(axis))
     }
 
+    /// The means of windows side by side that linear sampling at half the extents is: between two cells, halfway.
+    fn means(&self, axes: &[Sampling; 3]) -> Option<AvgPoolDesc> {
+        let is_kept = |axis: &Sampling| axis.mode == Mode::Nearest && (axis.input, axis.output) == (1, 1);
+        let is_halved = |axis: &Sampling| {
+            let halves = axis.mode == Mode::Linear && axis.input == 2 * axis.output;
+            halves && axis.step == 2.0 && axis.shift == 0.5 && axis.input <= doubling::MAX_CELLS
+        };
+        if !axes.iter().all(|axis| is_kept(axis) || is_halved(axis)) || !axes.iter().any(is_halved) {
+            return None;
+        }
+        let Self { dtype, layout, batch, channels, input, output, .. } = *self;
+        let kernel = [0, 1, 2].map(|i| input[i] / output[i]);
+        let windows = pool::Windows::Sliding(pool::SlidingWindows::tiling(kernel));
+        let pool = Pool { dtype, layout, batch, channels, input, windows };
+        Some(AvgPoolDesc { pool, divisor: Divisor::PaddedCells })
+    }
+
     fn check(&self, target: Target) -> Result<Checked<'_>, PlanError> {
         PlanError::check_floats(OP, "x", self.dtype)?;
         let axes = self.sampling()?;
@@ -206,6 +228,11 @@ impl ResizeDesc {
         Ok(Checked { desc: self, axes, target, elements: [input, output] })
     }
 
+    fn tensors(&self, [input, output]: [usize; 2]) -> Vec<TensorSpec> {
+        type Args<'a> = ResizeArgs<'a>;
+        Args::specs([Args::x.holds(self.dtype, input), Args::y.holds(self.dtype, output)])
+    }
+
     /// The plan with these layouts, best first: for measuring one against another.
     ///
     /// # Errors
@@ -213,12 +240,14 @@ impl ResizeDesc {
     pub fn plan_with(&self, target: Target, configs: &[Config]) -> Result<Plan<Self>, PlanError> {
         let checked = self.check(target)?;
         type Args<'a> = ResizeArgs<'a>;
-        let [input, output] = checked.elements;
-        let tensors = Args::specs([Args::x.holds(self.dtype, input), Args::y.holds(self.dtype, output)]);
+        let tensors = self.tensors(checked.elements);
         let variants = checked.variants(configs, |config| {
-            let (cells, input, output, axes, grid) = checked.args(|axis| axis.output, config)?;
+            let (cells, input, output, axes, grid) = checked.args(Direction::Forward, config)?;
             let args = KernelArguments { cells, input, output, axes, x: Args::x.arg(), y: Args::y.arg() };
-            checked.step(&kernel::Resize { common: checked.common(config) }, args, grid)
+            match checked.doubled(config) {
+                Some(doubled) => checked.step(&doubled, args, grid),
+                None => checked.step(&kernel::Resize { common: checked.common(config) }, args, grid),
+            }
         })?;
         Ok(Plan::of(OP, Direction::Forward, target, tensors, variants))
     }
@@ -228,25 +257,42 @@ impl Operation for ResizeDesc {
     type Args<'a> = ResizeArgs<'a>;
 
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
-        self.plan_with(target, &tuning::configs(self.dtype, self.layout, self.channels))
+        let checked = self.check(target)?;
+        if let Some(means) = self.means(&checked.axes) {
+            let tensors = self.tensors(checked.elements);
+            let variants = means.plan(target)?.variants().to_vec();
+            return Ok(Plan::of(OP, Direction::Forward, target, tensors, variants));
+        }
+        let axes = checked.axes;
+        self.plan_with(
+            target,
+            &tuning::configs(self.dtype, self.layout, self.channels, &axes, Direction::Forward),
+        )
     }
 }
 
 impl ResizeBackwardDesc {
+    fn tensors(&self, [input, output]: [usize; 2]) -> Vec<TensorSpec> {
+        type Args<'a> = ResizeBackwardArgs<'a>;
+        let dtype = self.forward.dtype;
+        Args::specs([Args::dy.holds(dtype, output), Args::dx.holds(dtype, input)])
+    }
+
     /// The plan with these layouts, best first: for measuring one against another.
     ///
     /// # Errors
     /// As [`Operation::plan`].
     pub fn plan_with(&self, target: Target, configs: &[Config]) -> Result<Plan<Self>, PlanError> {
         let checked = self.forward.check(target)?;
-        let dtype = self.forward.dtype;
         type Args<'a> = ResizeBackwardArgs<'a>;
-        let [input, output] = checked.elements;
-        let tensors = Args::specs([Args::dy.holds(dtype, output), Args::dx.holds(dtype, input)]);
+        let tensors = self.tensors(checked.elements);
         let variants = checked.variants(configs, |config| {
-            let (cells, input, output, axes, grid) = checked.args(|axis| axis.input, config)?;
+            let (cells, input, output, axes, grid) = checked.args(Direction::Backward, config)?;
             let args = KernelArguments { cells, input, output, axes, x: Args::dy.arg(), y: Args::dx.arg() };
-            checked.step(&kernel::ResizeBackward { common: checked.common(config) }, args, grid)
+            match checked.doubled(config) {
+                Some(doubled) => checked.step(&DoubledBackward(doubled), args, grid),
+                None => checked.step(&kernel::ResizeBackward { common: checked.common(config) }, args, grid),
+            }
         })?;
         Ok(Plan::of(OP, Direction::Backward, target, tensors, variants))
     }
@@ -257,7 +303,14 @@ impl Operation for ResizeBackwardDesc {
 
     fn plan(&self, target: Target) -> Result<Plan<Self>, PlanError> {
         let ResizeDesc { dtype, layout, channels, .. } = self.forward;
-        self.plan_with(target, &tuning::configs(dtype, layout, channels))
+        let checked = self.forward.check(target)?;
+        if let Some(forward) = self.forward.means(&checked.axes) {
+            let tensors = self.tensors(checked.elements);
+            let variants = AvgPoolBackwardDesc { forward }.plan(target)?.variants().to_vec();
+            return Ok(Plan::of(OP, Direction::Backward, target, tensors, variants));
+        }
+        let axes = checked.axes;
+        self.plan_with(target, &tuning::configs(dtype, layout, channels, &axes, Direction::Backward))
     }
 }
 
@@ -271,17 +324,47 @@ impl Checked<'_> {
         Common { dtype: self.desc.dtype, mode, rank, config }
     }
 
+    /// The kernel of a configuration whose threads have runs of cells.
+    fn doubled(&self, config: Config) -> Option<Doubled> {
+        let Shares::Doubled(run) = config.shares else { return None };
+        let pixels = match self.desc.layout {
+            Layout::ChannelsFirst => Pixels::Elements,
+            Layout::ChannelsLast => Pixels::Vectors(config.width),
+        };
+        Some(Doubled { common: self.common(config), pixels, run })
+    }
+
+    /// The cells, runs or tiles that are shared out among threads, along depth, height and width.
+    fn shares(&self, direction: Direction, shares: Shares) -> [u32; 3] {
+        match (shares, direction) {
+            (Shares::Single | Shares::Run(_), Direction::Forward) => {
+                let [depth, height, width] = self.axes.map(|axis| axis.output);
+                [depth, height, width / shares.run()]
+            }
+            (Shares::Single | Shares::Run(_), Direction::Backward) => self.axes.map(|axis| axis.input),
+            (Shares::Doubled(run), direction) => {
+                let [depth, height, width] = self.axes.map(|axis| axis.input);
+                let rows = if direction == Direction::Forward { 1 } else { ROWS_BACKWARD };
+                [depth, height.div_ceil(rows), width / run]
+            }
+        }
+    }
+
     /// The arguments of a launch over the cells of the input or the output.
-    fn args(&self, cells: fn(&Sampling) -> u32, config: Config) -> Result<Launch, PlanError> {
+    fn args(&self, direction: Direction, config: Config) -> Result<Launch, PlanError> {
         let ResizeDesc { layout, batch, channels, .. } = *self.desc;
         let (images, pixel) = match layout {
             Layout::ChannelsFirst => (batch as u64 * channels as u64, 1),
             Layout::ChannelsLast => (batch as u64, channels),
         };
         let vectors = plan::small(pixel / config.width as usize);
-        let over = self.axes.map(|axis| cells(&axis));
+        let over = self.shares(direction, config.shares);
         let group = pool::tuning::row_group(layout, over[1]);
-        let grid = CellGridArgs::over(images, over, vectors, group, tuning::THREADS, config.chunk);
+        let threads = match config.shares {
+            Shares::Doubled(_) => doubling::threads(self.desc.mode),
+            _ => tuning::THREADS,
+        };
+        let grid = CellGridArgs::over(images, over, vectors, group, threads, config.chunk);
         let image = |extents| ImageArgs::new(extents, vectors, config.width);
         let (Some((cells, grid)), Some(input), Some(output)) =
             (grid, image(self.axes.map(|axis| axis.input)), image(self.axes.map(|axis| axis.output)))
@@ -315,7 +398,10 @@ impl Checked<'_> {
         steps: impl Fn(Config) -> Result<Vec<LaunchStep>, PlanError>,
     ) -> Result<Vec<Variant>, PlanError> {
         let variant = |config: &Config| {
-            Ok(Variant { alignment: config.alignment(self.desc.dtype), steps: steps(*config)? })
+            Ok(Variant {
+                alignment: config.alignment(self.desc.layout, self.desc.dtype),
+                steps: steps(*config)?,
+            })
         };
         configs.iter().map(variant).collect()
     }

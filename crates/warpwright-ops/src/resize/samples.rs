@@ -46,18 +46,36 @@ fn plan(asked: &Asked<'_>) -> Result<Planned, PlanError> {
 
 /// Every kernel that a plan of `entry` can hold.
 fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, PlanError> {
-    let all = [
+    let any = [
         (Mode::Nearest, [1, 2, 2]),
         (Mode::Linear, [1, 1, 2]),
         (Mode::Linear, [1, 2, 2]),
         (Mode::Linear, [2, 2, 2]),
         (Mode::Cubic, [1, 2, 2]),
     ];
-    distinct(all.map(|(mode, input)| {
-        // Plans with vectors have single elements, too.
-        let (layout, batch, channels) = (Layout::ChannelsLast, 1, 8);
-        let output = input.map(|n| 2 * n - 1);
-        let (align_corners, scale) = (false, [None; 3]);
+    let computed = [2, 4].into_iter().flat_map(|run| {
+        any.map(|(mode, input)| {
+            (Layout::ChannelsFirst, mode, input, [2 * input[0] - 1, 2 * input[1] - 1, 5 * run])
+        })
+    });
+    let halved = (Layout::ChannelsFirst, Mode::Linear, [1, 6, 16], [1, 3, 8]);
+    let last = any.map(|(mode, input)| (Layout::ChannelsLast, mode, input, input.map(|n| 2 * n - 1)));
+    // Runs of every length, of which the longest has what a plan of any other extents has, too.
+    let layouts = [(Layout::ChannelsFirst, 3), (Layout::ChannelsLast, 2)];
+    let runs = layouts.into_iter().flat_map(|(layout, runs)| (0..runs).map(move |run| (layout, 1 << run)));
+    let doubled = runs.flat_map(|(layout, run)| {
+        let input = [1, 2, 3 * run];
+        [Mode::Nearest, Mode::Linear, Mode::Cubic].map(|mode| (layout, mode, input, [1, 4, 6 * run]))
+    });
+    // Plans with vectors have single elements, too; doublings have either.
+    let all = last
+        .into_iter()
+        .chain([halved])
+        .chain(computed)
+        .chain(doubled)
+        .flat_map(|of| [8, 7].map(|channels| (of, channels)));
+    distinct(all.map(|((layout, mode, input, output), channels)| {
+        let (batch, align_corners, scale) = (1, false, [None; 3]);
         let forward =
             ResizeDesc { dtype, layout, batch, channels, input, output, mode, align_corners, scale };
         match entry.direction {

@@ -24,11 +24,28 @@ fn extents_do_not_change_the_kernel() {
     let text = |mode, input, output| {
         desc(mode, input, output).plan(TARGET).expect("plan").steps()[0].kernel().text().as_ptr()
     };
-    let linear = text(Mode::Linear, [1, 16, 16], [1, 32, 32]);
+    let linear = text(Mode::Linear, [1, 16, 16], [1, 31, 33]);
     assert_eq!(linear, text(Mode::Linear, [1, 100, 3], [1, 7, 999]));
-    assert_ne!(linear, text(Mode::Linear, [2, 16, 16], [4, 32, 32]), "three axes");
-    let nearest = text(Mode::Nearest, [1, 16, 16], [1, 32, 32]);
+    assert_ne!(linear, text(Mode::Linear, [2, 16, 16], [4, 31, 33]), "three axes");
+    let nearest = text(Mode::Nearest, [1, 16, 16], [1, 31, 33]);
     assert_eq!(nearest, text(Mode::NearestExact, [4, 16, 16], [5, 7, 8]));
+    let doubled = text(Mode::Nearest, [1, 16, 16], [1, 32, 32]);
+    assert_ne!(doubled, nearest, "twice the height and width");
+    assert_eq!(doubled, text(Mode::NearestExact, [5, 7, 100], [5, 14, 200]));
+}
+
+#[test]
+fn linear_at_half_the_extents_is_a_mean() {
+    let name = |align_corners, output| {
+        let desc = ResizeDesc { align_corners, ..desc(Mode::Linear, [1, 8, 16], output) };
+        let backward = ResizeBackwardDesc { forward: desc.clone() }.plan(TARGET).expect("plan");
+        let forward = desc.plan(TARGET).expect("plan");
+        [forward.steps()[0].kernel().name().to_owned(), backward.steps()[0].kernel().name().to_owned()]
+    };
+    assert!(name(false, [1, 4, 8]).iter().all(|name| name.starts_with("avg_pool_")));
+    for (align_corners, output) in [(true, [1, 4, 8]), (false, [1, 4, 16]), (false, [1, 4, 7])] {
+        assert!(name(align_corners, output).iter().all(|name| name.starts_with("resize_")), "{output:?}");
+    }
 }
 
 #[test]
