@@ -219,6 +219,12 @@ fn situations(direction: Direction, dtype: DType, scope: Scope) -> Vec<Subjected
         for wanted in [[true, false, false], [false, true, false], [false, false, true]] {
             all.push(Subjected { wanted, ..plain() });
         }
+        // Points of images whose products are added: slices that end within an image and that do not, more images than a block has slices, and
+        // several tiles.
+        all.push(with([7, 72, 40], 1, square(12, 1, 1, 0, 1), (FIRST, FIRST)));
+        all.push(with([40, 16, 136], 1, square(12, 1, 1, 0, 1), (FIRST, LAST)));
+        all.push(with([3, 264, 8], 1, square(8, 1, 1, 0, 1), (FIRST, FIRST)));
+        all.push(Subjected { special: true, ..with([9, 9, 17], 1, square(12, 1, 1, 0, 1), (FIRST, FIRST)) });
         // So many pixels that several blocks share them.
         all.push(with([2, 16, 8], 1, square(26, 3, 1, 1, 1), both));
         all.push(with([2, 3, 5], 1, square(30, 3, 1, 1, 1), (FIRST, FIRST)));
@@ -291,6 +297,7 @@ fn situations(direction: Direction, dtype: DType, scope: Scope) -> Vec<Subjected
         all.push(rounded(with([1, 8, 12], 2, square(7, 3, 1, 1, 1), (FIRST, FIRST))));
         all.push(rounded(with([2, 24, 20], 1, square(6, 1, 1, 0, 1), both)));
         all.push(rounded(with([2, 3, 16], 1, square(9, 5, 2, 2, 1), (FIRST, FIRST))));
+        all.push(rounded(with([5, 24, 20], 1, square(10, 1, 1, 0, 1), (FIRST, FIRST))));
     }
     if scope == Scope::Full {
         for channels in 1..=9 {

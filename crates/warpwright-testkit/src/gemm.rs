@@ -133,7 +133,7 @@ fn situations(dtype: DType, scope: Scope) -> Vec<GemmSubject> {
     // them here, and those with teams: more than a round of their rings, rows and columns beyond a tile, and a common dimension that
     // ends within a slice.
     let apart = |config: &Config| match config {
-        Config::Persistent(_) | Config::F16x3(_) | Config::Warpgroup(_) => true,
+        Config::Persistent(_) | Config::Shared(_) | Config::F16x3(_) | Config::Warpgroup(_) => true,
         _ if dtype == DType::F64 => true,
         Config::Tiled(Tiled::Split(_)) => true,
         Config::Tiled(_) if config.precision(dtype) == Precision::Tf32 => true,
@@ -146,11 +146,15 @@ fn situations(dtype: DType, scope: Scope) -> Vec<GemmSubject> {
             if matches!(config, Config::Persistent(_)) && dtype == DType::F32 && !along {
                 return;
             }
+            // Blocks share the tiles of one product.
+            if matches!(config, Config::Shared(_)) && subject.desc.batch > 1 {
+                return;
+            }
             let desc = GemmDesc { precision: config.precision(dtype), ..subject.desc };
             all.push(GemmSubject { config: Some(config), desc, ..subject });
         };
         let round = match config {
-            Config::Persistent(groups) => (groups.stages * config.slice()) as usize,
+            Config::Persistent(groups) | Config::Shared(groups) => (groups.stages * config.slice()) as usize,
             Config::Warpgroup(groups) => (groups.stages * config.slice()) as usize,
             // Slices of both planes have a stage each.
             Config::F16x3(groups) => (groups.stages * config.slice() / 2) as usize,
@@ -186,6 +190,23 @@ fn situations(dtype: DType, scope: Scope) -> Vec<GemmSubject> {
             (along.desc.stride_a, along.desc.stride_b) = (72 * 140, 72 * 131);
             (along.desc.ldy, along.desc.stride_y) = (133, 140 * 133);
             with(along);
+        }
+        if let Config::Shared(layout) = config {
+            let (rows, cols) = (layout.rows as usize, layout.cols as usize);
+            // Blocks that begin and end within tiles, of lines down and right, and the last of which has less; tiles of one part.
+            with(full([rows + 8, cols, 1160], 1, (0.5, -2.0), true, Some(Activation::GeluErf), 8));
+            with(GemmSubject {
+                in_place: true,
+                ..full([40, cols + 24, 2056], 1, (1.0, 1.0), false, None, 3)
+            });
+            with(plain([5 * rows, 3 * cols, 200], true, false));
+            with(plain([9, 15 * cols, 1100], false, true));
+            with(summed(plain([rows - 8, 2 * cols + 8, 1500], true, true)));
+            with(summed(full([2 * rows + 8, 3 * cols + 2, 4000], 1, (0.5, 1.0), true, None, 0)));
+            with(summed(GemmSubject { special: true, ..plain([rows, 4 * cols, 1200], true, false) }));
+            with(summed(plain([rows + 16, 40, 1200], true, false)));
+            with(summed(plain([rows + 3, 2 * cols, 1201], true, true)));
+            with(summed(plain([rows + 8, 45, 1104], true, true)));
         }
         if let (Config::Persistent(layout), 2) = (config, dtype.bytes()) {
             let (rows, cols) = (layout.rows as usize, layout.cols as usize);

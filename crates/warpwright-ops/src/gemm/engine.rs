@@ -10,6 +10,7 @@
 mod ending;
 mod finish;
 mod row_sums;
+mod shares;
 mod turns;
 
 use std::rc::Rc;
@@ -29,7 +30,9 @@ use crate::PlanError;
 use crate::plan;
 
 pub(crate) use ending::{Epilogue, Factors, Joined, Pair, ResultPanel};
-pub(crate) use row_sums::{RowSums, pieces};
+use row_sums::SUMMING_WARPS;
+pub(crate) use row_sums::{MOST_PIECES, RowSums, pieces, tile_of_sums};
+pub(crate) use shares::{ShareArgs, ShareParams};
 use turns::Turns;
 
 kernel_args! {
@@ -125,8 +128,9 @@ pub(crate) struct Place<'k> {
     /// The matrices of the operands, where these have several, and that of the result.
     pub(crate) batch: U32<'k>,
     matrix: U32<'k>,
-    /// Slices of the common dimension.
+    /// Slices of the common dimension, and the first of them where that is not the first of all.
     pub(crate) steps: U32<'k>,
+    first: Option<U32<'k>>,
     /// Of a group's, the first and the one behind its last.
     common: Option<(U32<'k>, U32<'k>)>,
     /// The number of the tile.
@@ -161,8 +165,18 @@ pub(crate) trait Loader<'k> {
     }
 }
 
-/// Groups whose products these are, what brings the slices, and where sums of rows go: what not all products have.
-type Parts<'k> = (Option<(Grouping, GroupParams<'k>)>, Option<Rc<dyn Loader<'k> + 'k>>, Option<RowSums<'k>>);
+/// Parts that not all products have.
+#[derive(Default)]
+struct Parts<'k> {
+    /// Groups whose products these are.
+    groups: Option<(Grouping, GroupParams<'k>)>,
+    /// The loader that brings the slices.
+    loader: Option<Rc<dyn Loader<'k> + 'k>>,
+    /// How blocks share all tiles, and whether results are sums of several products.
+    share: Option<(ShareParams<'k>, bool)>,
+    /// Where sums of rows go.
+    sums: Option<RowSums<'k>>,
+}
 
 /// The arguments, tiles and pipeline of a block, the same for all of its threads.
 struct Context<'k> {
@@ -170,6 +184,7 @@ struct Context<'k> {
     p: WorkParams<'k>,
     groups: Option<(Grouping, GroupParams<'k>)>,
     loader: Option<Rc<dyn Loader<'k> + 'k>>,
+    share: Option<(ShareParams<'k>, bool)>,
     a: PanelTile,
     b: PanelTile,
     /// Where the slices begin, and the panels of results.
@@ -197,6 +212,9 @@ impl<'k> Context<'k> {
         body: impl FnOnce(Place<'k>, PipelineState<'k>) -> PipelineState<'k>,
     ) {
         let (k, p, order) = (self.k, self.p, self.p.order);
+        if let Some((share, _)) = self.share {
+            return share.for_each(k, p, config, self.pipeline.start(k), body);
+        }
         let clusters = k.grid_dim_x() / config.cluster;
         if let Some((Grouping::M, groups)) = self.groups {
             let tiles = (config.rows, order.across);
@@ -214,7 +232,8 @@ impl<'k> Context<'k> {
                     let steps = group.lt(groups.groups).select(p.steps, 0);
                     let row = down.mul_add(config.rows, begin);
                     let (col, matrix) = (across * config.cols, k.lit(0u32));
-                    let place = Place { row, col, end, batch: group, matrix, steps, common: None, tile };
+                    let (first, common) = (None, None);
+                    let place = Place { row, col, end, batch: group, matrix, steps, first, common, tile };
                     let state = body(place, state);
                     let next = tile + clusters;
                     (next, find(next, walk), state)
@@ -235,6 +254,7 @@ impl<'k> Context<'k> {
                 batch,
                 matrix: batch,
                 steps: p.steps,
+                first: None,
                 common: None,
                 tile,
             };
@@ -307,6 +327,14 @@ impl Blocks {
                 let step = if planes { step >> 1 } else { step };
                 let ready = cx.pipeline.producer_acquire(state, cx.a.bytes() + cx.b.bytes());
                 let (to_a, to_b) = cx.stage(state.stage());
+                let step = place.first.map_or(step, |first| step + first);
+                let (batch_a, batch_b, step) = match cx.share {
+                    Some((share, true)) => {
+                        let (product, step) = share.product(step);
+                        (product, product, step)
+                    }
+                    _ => (batch_a, batch_b, step),
+                };
                 let along = step * cx.a.depth;
                 let along = place.common.map_or(along, |(begin, _)| along + begin);
                 cx.a.fetch(p.a, to_a, (place.row, along), &[batch_a], ready);
@@ -572,7 +600,7 @@ impl Blocks {
         groups: Option<(Grouping, GroupParams<'k>)>,
         epilogue: &E,
     ) {
-        self.record_from(k, p, (groups, None, None), epilogue);
+        self.record_from(k, p, Parts { groups, ..Parts::default() }, epilogue);
     }
 
     /// The same of matrices, and of the sums of the rows of `op(a)`.
@@ -583,7 +611,19 @@ impl Blocks {
         sums: RowSums<'k>,
         epilogue: &E,
     ) {
-        self.record_from(k, p, (None, None, Some(sums)), epilogue);
+        self.record_from(k, p, Parts { sums: Some(sums), ..Parts::default() }, epilogue);
+    }
+
+    /// The same of matrices whose tiles all blocks share, each the sum of several products if `several`. Results are the sums of parts.
+    pub(crate) fn record_sharing<'k, E: Epilogue<'k>>(
+        &self,
+        k: K<'k>,
+        p: WorkParams<'k>,
+        share: (ShareParams<'k>, bool),
+        sums: Option<RowSums<'k>>,
+        epilogue: &E,
+    ) {
+        self.record_from(k, p, Parts { share: Some(share), sums, ..Parts::default() }, epilogue);
     }
 
     /// The same of what `loader` brings, to blocks without clusters.
@@ -594,24 +634,24 @@ impl Blocks {
         loader: impl Loader<'k> + 'k,
         epilogue: &E,
     ) {
-        self.record_from(k, p, (None, Some(Rc::new(loader)), None), epilogue);
+        self.record_from(k, p, Parts { loader: Some(Rc::new(loader)), ..Parts::default() }, epilogue);
     }
 
     fn record_from<'k, E: Epilogue<'k>>(
         &self,
         k: K<'k>,
         p: WorkParams<'k>,
-        (groups, loader, sums): Parts<'k>,
+        Parts { groups, loader, share, sums }: Parts<'k>,
         epilogue: &E,
     ) {
         let (a, b) = self.slices;
         let slices = k.dynamic_shared_tiles();
         let panels = slices + self.config.stages * (a.bytes() + b.bytes());
         let pipeline = k.mbarrier_pipeline(self.config.stages);
-        let cx = Context { k, p, groups, loader, a, b, slices, panels, pipeline };
+        let cx = Context { k, p, groups, loader, share, a, b, slices, panels, pipeline };
         k.if_(k.thread_idx().eq(0), || {
             let reading = if self.turns { 1 } else { self.groups() };
-            pipeline.init_in_cluster(k, reading * (GROUP / WARP) + u32::from(sums.is_some()));
+            pipeline.init_in_cluster(k, reading * (GROUP / WARP) + sums.map_or(0, |_| SUMMING_WARPS));
             k.publish_mbarriers();
         });
         let meet = || if self.config.cluster > 1 { k.cluster_barrier() } else { k.barrier() };

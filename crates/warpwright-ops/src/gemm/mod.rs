@@ -34,6 +34,7 @@ pub(crate) mod plain;
 pub mod reference;
 mod rows;
 pub(crate) mod samples;
+mod shared;
 mod simt;
 mod split;
 mod tensor;
@@ -56,6 +57,7 @@ use crate::{Binding, PlanError};
 pub use activated::{
     ActivationLinearBackwardArgs, ActivationLinearBackwardDesc, LinearActivationArgs, LinearActivationDesc,
 };
+use engine::MOST_PIECES;
 use epilogue::{EpilogueArgs, ResultArgs};
 pub use functions::*;
 pub use gated::{GatedLinearArgs, GatedLinearDesc};
@@ -64,7 +66,7 @@ use kernel::Gemm;
 pub(crate) use lengths::{Lengths, Matrices};
 use pack::{Operands, Source};
 pub(crate) use part::Part;
-use tuning::{Access, Choice, Config, PersistentConfig, Shape, Sums};
+use tuning::{Access, Choice, Config, Shape, Sums};
 use warpgroup::WarpgroupGemm;
 
 /// The name of the operation.
@@ -266,9 +268,6 @@ pub(crate) const MAX_LAYERS: usize = 65_535;
 /// Rows, columns and common dimension that the kernels count.
 pub(crate) const MAX_SIDE: usize = i32::MAX as usize;
 
-/// Tiles along the columns that share the sums of the same rows, at least.
-const LEAST_ACROSS: usize = 4;
-
 /// Bytes from one row or matrix to the next that a tensor map cannot describe any more.
 pub(crate) const MAX_BOX_STRIDE: usize = 1 << 40;
 
@@ -350,6 +349,9 @@ impl GemmDesc {
             let expected = "one whose groups have 64 rows and at most 128 columns, four stages, and planes that tensor maps describe";
             return Err(Self::parameter("config", layout.name(), expected));
         }
+        if let Config::Shared(layout) = config {
+            self.sharing(target, layout, false)?;
+        }
         if !config.takes_depth(self.k as u64) {
             return Err(Self::parameter(
                 "k",
@@ -395,7 +397,7 @@ impl GemmDesc {
                 None => None,
             };
             if let Some(choice) = choice {
-                scratch = scratch.max(self.scratch(choice)?);
+                scratch = scratch.max(self.scratch(target, choice)?);
                 self.steps(target, choice, Operands::GIVEN, &mut steps)?;
             }
             scratch = scratch.max(self.sums_of_rows(target, choice, alignment, &mut steps)?);
@@ -417,11 +419,14 @@ impl GemmDesc {
         Ok(Plan::new(PlanParts { op: OP, direction, target, tensors, variants, workspace_bytes }))
     }
 
-    /// Whether `dbias` comes with the product: where few tiles along the columns share the rows, the warp that adds them up is slower than the
-    /// tensor cores.
+    /// Whether `dbias` comes with the product: where few tiles along the columns share the rows, and where these are of one warpgroup, warps that
+    /// add them up are slower than the tensor cores.
     fn sums_beside(&self, config: Config) -> bool {
-        let across = |config: PersistentConfig| self.n.div_ceil(config.cols as usize);
-        self.bias_gradient && config.persistent().is_some_and(|config| across(config) >= LEAST_ACROSS)
+        let (Config::Persistent(config) | Config::Shared(config)) = config else { return false };
+        self.bias_gradient
+            && self.dtype.bytes() == 2
+            && config.groups > 1
+            && self.pieces(config) <= MOST_PIECES
     }
 
     /// The launches of `dbias` behind those of the product by `choice`, which may give it itself, and the elements of the workspace, which
@@ -473,15 +478,18 @@ impl GemmDesc {
     }
 
     /// Elements of the workspace of a product.
-    fn scratch(&self, choice: Choice) -> Result<usize, PlanError> {
+    fn scratch(&self, target: Target, choice: Choice) -> Result<usize, PlanError> {
         match choice.config {
             Config::F16x3(_) => Ok(self.f16x3_scratch()),
-            _ => self.partials(choice),
+            _ => self.partials(target, choice),
         }
     }
 
     /// Sums that blocks leave for others to add.
-    fn partials(&self, choice: Choice) -> Result<usize, PlanError> {
+    fn partials(&self, target: Target, choice: Choice) -> Result<usize, PlanError> {
+        if let Config::Shared(config) = choice.config {
+            return Ok(self.shared_partials(target, config, false)?[1]);
+        }
         let parts = choice.parts(self.k as u64);
         if parts == 1 {
             return Ok(0);
@@ -529,6 +537,10 @@ impl GemmDesc {
                 onto: false,
                 epilogue: if split { EpilogueArgs::NONE } else { self.epilogue() },
             };
+            if let Config::Shared(config) = choice.config {
+                self.shared_steps(target, config, false, product, steps)?;
+                continue;
+            }
             steps.push(self.launch(target, choice, product)?);
             if split {
                 let def = split::SumParts { dtype: self.dtype };
@@ -598,7 +610,11 @@ impl GemmDesc {
             true => Access::Wide,
             false => Access::Elements,
         };
-        let choice = tuning::choose_for((self.dtype, self.precision), target, self.shape(), access, sums);
+        let types = (self.dtype, self.precision);
+        // Sums of rows that do not come with the product read `dy` once more.
+        let dy = tuning::sums_us((self.m as u64).saturating_mul(self.k as u64).saturating_mul(self.bytes(1)));
+        let behind = |config| if self.bias_gradient && !self.sums_beside(config) { dy } else { 0.0 };
+        let choice = tuning::choose_for(types, target, self.shape(), access, sums, behind);
         self.precision.check_target(OP, target)?;
         choice.ok_or(PlanError::Target { op: OP, needs: 75, target })
     }
@@ -620,7 +636,7 @@ impl GemmDesc {
             if product.split { (self.n, self.m * self.n) } else { (self.ldy, self.stride_y) };
         let (ldy, stride_y) = (ldy as u64, stride_y as u64);
         let (kernel, values) = match choice.config {
-            Config::Persistent(config) => {
+            Config::Persistent(config) | Config::Shared(config) => {
                 return self.launch_persistent(target, config, product);
             }
             Config::F16x3(config) => {

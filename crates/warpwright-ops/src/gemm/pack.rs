@@ -245,7 +245,7 @@ impl GemmDesc {
         };
         // Behind the sums of parts.
         let sums = epilogue::sums_dtype(self.dtype).bytes();
-        let partials = product.partials(choice)?;
+        let partials = product.partials(target, choice)?;
         let first = partials.saturating_mul(sums).next_multiple_of(WIDE as usize);
         let [a, b] =
             elements.map(|len| len.saturating_mul(self.dtype.bytes()).next_multiple_of(WIDE as usize));

@@ -126,7 +126,7 @@ kernel_args! {
     pub(super) struct SummingArgs => SummingParams {
         product: PersistentArgs,
         dbias: Out<Elem>,
-        /// Pieces of rows that a tile adds up.
+        /// Pieces of rows that a warp adds up.
         pieces: u32,
     }
 }
@@ -144,7 +144,7 @@ impl KernelDef for SummingGemm {
     }
 
     fn build<'k>(&self, k: K<'k>, SummingParams { product, dbias, pieces }: SummingParams<'k>) {
-        let sums = RowSums { to: dbias, pieces };
+        let sums = RowSums { to: dbias, pieces, part: None };
         self.0.blocks().record_summing(k, product.work, sums, &self.0.finish(product));
     }
 }
@@ -173,9 +173,9 @@ impl GemmDesc {
             self.boxes(&b, blocks.part_of_b, (self.n, self.ldb), (count, self.stride_b)),
         ];
         let (work, grid) = self.work(target, &blocks, maps, to, count)?;
-        let pieces = engine::pieces(config.rows, work.order.across);
         let product = PersistentArgs { work, alpha: self.alpha.get() as f32, beta: self.beta.get() as f32 };
         if self.sums_beside(Config::Persistent(config)) {
+            let pieces = self.pieces(config);
             let values = SummingArgs { product, dbias: GemmArgs::dbias.arg(), pieces }.values();
             return blocks.launch(OP, target, &SummingGemm(kernel), grid, values);
         }

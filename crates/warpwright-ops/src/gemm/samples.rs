@@ -11,7 +11,7 @@ use super::tuning::{self, Config, PersistentConfig};
 use super::warpgroup::WarpgroupGemm;
 use super::{
     ActivationLinearBackwardDesc, GatedActivationLinearBackwardDesc, GatedLinearDesc, GemmDesc,
-    LinearActivationDesc, Major, OP, activated, f16x3, gated, gated_backward, pack, split,
+    LinearActivationDesc, Major, OP, activated, f16x3, gated, gated_backward, pack, shared, split,
 };
 use crate::PlanError;
 use crate::activation::{Activation, GatedActivation};
@@ -124,6 +124,11 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
     if configs.iter().any(|config| matches!(config, Config::F16x3(_))) {
         all.extend(f16x3::split_kernels(target)?);
     }
+    if dtype == DType::F32 && target.sm == 90 {
+        for config in tuning::shared_configs() {
+            all.extend(shared::kernels(dtype, (Major::K, Major::K), target, config)?);
+        }
+    }
     for config in configs {
         for a in [Major::K, Major::Mn] {
             for b in [Major::K, Major::Mn] {
@@ -132,6 +137,9 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
                         if dtype.bytes() == 2 || (a, b) == (Major::K, Major::K) {
                             all.extend(persistent_kernels(dtype, (a, b), target, config)?);
                         }
+                    }
+                    Config::Shared(config) => {
+                        all.extend(shared::kernels(dtype, (a, b), target, config)?);
                     }
                     Config::F16x3(config) => {
                         let each = programs((a, b), config).into_iter();

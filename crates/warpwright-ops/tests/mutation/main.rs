@@ -23,4 +23,5 @@ mod reduce;
 mod rotary;
 mod rows;
 mod selective_scan;
+mod shared_products;
 mod topk;

@@ -235,7 +235,8 @@ fn every_schedule_gives_the_same_bits() {
     assert!(results.windows(2).all(|pair| pair[0] == pair[1]));
 }
 
-/// The gradients of a linear layer's weight and bias are one launch where persistent blocks multiply, and a second reads `dy` elsewhere.
+/// The gradients of a linear layer's weight and bias come together where persistent blocks multiply, in one launch or, of few tiles, in one and
+/// another that adds parts. Elsewhere one more reads `dy`.
 #[test]
 fn sums_of_rows_come_with_large_products() {
     let names = |dtype, sizes, sm| {
@@ -243,7 +244,12 @@ fn sums_of_rows_come_with_large_products() {
         let plan = desc.plan(Target::sm(sm)).expect("plan");
         plan.steps().iter().map(|step| step.kernel().name().to_owned()).collect::<Vec<_>>()
     };
-    for sizes in [[4096, 4096, 16384], [1024, 4096, 8192], [3072, 1024, 8192]] {
+    for sizes in [[3072, 768, 12608], [768, 3072, 12608]] {
+        let shared = names(DType::BF16, sizes, 90);
+        let [product, add] = &shared[..] else { panic!("{sizes:?}: {shared:?}") };
+        assert!(product.ends_with("_shared_dbias") && add.starts_with("gemm_add_shared_"), "{shared:?}");
+    }
+    for sizes in [[4096, 4096, 16384], [1024, 4096, 8192]] {
         let fused = names(DType::BF16, sizes, 90);
         assert!(matches!(&fused[..], [one] if one.ends_with("_dbias")), "{sizes:?}: {fused:?}");
     }
@@ -272,7 +278,7 @@ fn sums_of_rows_do_not_depend_on_schedules() {
     let [m, n, k] = SIZES;
     let values = |len: usize| (0..len).map(|i| f64::from((i as f32 * 0.37).sin())).collect::<Vec<_>>();
     for config in tuning::configs(DType::BF16, Target::sm(90)) {
-        if !matches!(config, tuning::Config::Persistent(_)) {
+        if !matches!(config, tuning::Config::Persistent(_) | tuning::Config::Shared(_)) {
             continue;
         }
         let desc = GemmDesc { bias_gradient: true, ..GemmDesc::new(DType::BF16, SIZES, true, false) };

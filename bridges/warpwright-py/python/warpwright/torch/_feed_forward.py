@@ -48,22 +48,11 @@ def _expect(op: str, x: Tensor, shape: Sequence[int], **weight: Optional[Tensor]
             expect_dtype(op, name, t, x.dtype)
 
 
-# Rows and columns of the tiles of gradients of weights, how many blocks a GPU of sm_90 has at a time, and how full the last of them must be for
-# the sums of biases to come with the products.
-_TILE, _BLOCKS, _FULL = (128, 256), 132, 0.9
-
-
-def _fills(weight: Tensor) -> bool:
-    """Whether the tiles of a weight's gradient keep all multiprocessors busy."""
-    tiles = -(-weight.shape[0] // _TILE[0]) * -(-weight.shape[1] // _TILE[1])
-    return tiles >= _FULL * _BLOCKS * -(-tiles // _BLOCKS)
-
-
 def _of_layer(x: Tensor, dy: Tensor, weight: Tensor, wanted: Sequence[bool]) -> Tuple[Optional[Tensor], Optional[Tensor]]:
     """The gradients of the weight and the bias of a layer; of a weight that is a transpose, as one too."""
     of_weight, of_bias = wanted
     x = x.reshape(-1, x.shape[-1])
-    if of_weight and of_bias and weight.is_contiguous() and _fills(weight):
+    if of_weight and of_bias and weight.is_contiguous():
         return _both(x, dy)
     dweight = None
     if of_weight:

@@ -1,12 +1,12 @@
 //! Kernels of one tap without strides: their passes are products of matrices as they lie.
 
-use warpwright_dsl::Elem;
+use warpwright_dsl::{Elem, PanelTile};
 use warpwright_ptx::DType;
 use warpwright_runtime::LaunchStep;
 
 use super::{Epilogue, Planner, Tensors};
 use crate::PlanError;
-use crate::conv::tuning::Tile;
+use crate::conv::tuning::{Tile, multiplies_panels};
 use crate::conv::{Axis, Conv, Layout, Pass};
 use crate::gemm::epilogue::Program;
 use crate::gemm::{GemmArgs, GemmDesc, WIDE};
@@ -50,9 +50,9 @@ impl Planner<'_> {
             (Layout::ChannelsLast, Pass::BackwardWeight) => {
                 GemmDesc::new(dtype, [filters, channels, batch * pixels], true, false)
             }
+            (Layout::ChannelsFirst, Pass::BackwardWeight) => return self.product_of_images(),
             // Biases of products belong to columns.
             (Layout::ChannelsFirst, _) if bias => return None,
-            (Layout::ChannelsFirst, Pass::BackwardWeight) => return None,
             (Layout::ChannelsFirst, _) => {
                 // Rows that begin anywhere are for products of another layout, where there are better ones.
                 let aligned = (pixels * dtype.bytes()).is_multiple_of(WIDE as usize);
@@ -71,6 +71,18 @@ impl Planner<'_> {
         Some(GemmDesc { beta, bias, activation, precision, ..desc })
     }
 
+    /// The products of images with channels first whose sum is the gradient of the weight, if tensor copies reach them.
+    fn product_of_images(&self) -> Option<GemmDesc> {
+        let Conv { dtype, batch, channels, filters, precision, .. } = *self.conv;
+        let pixels = self.sizes.pixels_in;
+        let aligned = (pixels * dtype.bytes()).is_multiple_of(WIDE as usize);
+        // Half of a slice at least is pixels of its image.
+        let filled = 2 * pixels >= pixels.next_multiple_of(PanelTile::width_of(dtype) as usize);
+        let fits = self.wide && aligned && filled && multiplies_panels(dtype, precision);
+        let desc = GemmDesc::new(dtype, [filters, channels, pixels], false, true);
+        (fits && self.own_weight.is_none()).then_some(GemmDesc { batch, precision, ..desc })
+    }
+
     /// The steps of a pass as products of matrices, if it is one.
     pub(super) fn pointwise(
         &mut self,
@@ -79,7 +91,10 @@ impl Planner<'_> {
         epilogue: &Epilogue,
     ) -> Result<Option<Vec<LaunchStep>>, PlanError> {
         let Some(desc) = self.product_of_matrices(pass, epilogue.1) else { return Ok(None) };
-        let plan = desc.plan(self.target)?;
+        // Of channels first, the products of all images are added.
+        let sums = pass == Pass::BackwardWeight && self.conv.layout == Layout::ChannelsFirst;
+        let plan = if sums { desc.plan_of_sum(self.target)? } else { Some(desc.plan(self.target)?) };
+        let Some(plan) = plan else { return Ok(None) };
         let bytes = usize::try_from(plan.workspace_bytes()).unwrap_or(usize::MAX);
         let (at, _) = self.reserve(self.base, bytes)?;
         let (image, other) = (value_of(&tensors.image), value_of(&tensors.other));

@@ -1,6 +1,7 @@
-//! Sums of the rows of `op(a)` by a warp that neither copies nor multiplies: it reads the slices of `a` that are there for the product.
+//! Sums of the rows of `op(a)` by warps that neither copy nor multiply: they read the slices of `a` that are there for the product.
 //!
-//! All tiles of the same rows bring the same slices, so each adds up a share of the rows: blocks take equally long, and no sum is made by two.
+//! All tiles of the same rows bring the same slices, so each warp of each adds up a share of the rows: blocks take equally long, and no sum is
+//! made by two.
 
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{PanelTile, TileLayout, WARP};
@@ -10,34 +11,54 @@ use super::{Blocks, Context, GROUP};
 /// Rows whose elements of one depth are a vector.
 pub(crate) const PIECE: u32 = 8;
 
+/// Warps of a block that add up rows: those behind that of the thread that copies.
+pub(super) const SUMMING_WARPS: u32 = 3;
+/// Pieces of a warp up to which it is about as fast as the tensor cores.
+pub(crate) const MOST_PIECES: u32 = 4;
+
 /// Where the sums of the rows of `op(a)` go, for `a` of 16-bit elements that lie along the rows.
 #[derive(Clone, Copy)]
 pub(crate) struct RowSums<'k> {
     pub(crate) to: Ptr<'k, Write, Elem>,
-    /// Pieces of [`PIECE`] rows of a tile: a power of two up to 32, at least those of all rows over the tiles along the columns.
+    /// Pieces of [`PIECE`] rows of a warp: a power of two up to 16, at least those of all rows over the warps of the tiles along the columns.
     pub(crate) pieces: U32<'k>,
+    /// Elements from the sums of one part of the common dimension to those of the next, where blocks share it.
+    pub(crate) part: Option<U64<'k>>,
 }
 
-/// The pieces that each of `across` tiles along the columns adds up, of tiles of `rows` rows.
+/// The pieces that each warp of `across` tiles along the columns adds up, of tiles of `rows` rows.
 pub(crate) fn pieces(rows: u32, across: u32) -> u32 {
-    (rows / PIECE).div_ceil(across.max(1)).next_power_of_two()
+    (rows / PIECE).div_ceil(across.saturating_mul(SUMMING_WARPS).max(1)).next_power_of_two()
+}
+
+/// The tile along the columns that adds up row `row` where warps have so many pieces, of tiles of `rows` rows.
+pub(crate) fn tile_of_sums<'k>(row: U32<'k>, rows: u32, pieces: U32<'k>) -> U32<'k> {
+    (row % rows) / PIECE / pieces / SUMMING_WARPS
 }
 
 impl Blocks {
-    /// Whether this warp adds up rows: the one behind that of the thread that copies.
-    pub(super) fn sums_rows<'k>(&self, k: K<'k>) -> Pred<'k> {
-        k.warp_idx().eq(self.groups() * (GROUP / WARP) + 1)
+    /// The first of the warps that add up rows.
+    fn first_of_sums(&self) -> u32 {
+        self.groups() * (GROUP / WARP) + 1
     }
 
-    /// Adds up the rows of all tiles. For one warp.
-    pub(super) fn sum_rows<'k>(&self, cx: &Context<'k>, RowSums { to, pieces }: RowSums<'k>) {
+    /// Whether this warp adds up rows.
+    pub(super) fn sums_rows<'k>(&self, k: K<'k>) -> Pred<'k> {
+        k.warp_idx().ge(self.first_of_sums())
+    }
+
+    /// Adds up the rows of all tiles. For the warps that do so.
+    pub(super) fn sum_rows<'k>(&self, cx: &Context<'k>, RowSums { to, pieces, part }: RowSums<'k>) {
         let (k, a, lane) = (cx.k, cx.a, cx.k.lane_idx());
         // Neighbouring lanes have every so many-th depth of a piece.
         let own = (lane * pieces) >> WARP.trailing_zeros();
         let lanes = k.lit(WARP) / pieces;
         let depth = lane & (lanes - 1);
         cx.for_each_tile(self.config, |place, state| {
-            let piece = (place.col / self.config.cols).mul_add(pieces, own);
+            let sharing =
+                (place.col / self.config.cols).mul_add(SUMMING_WARPS, k.warp_idx() - self.first_of_sums());
+            let piece = sharing.mul_add(pieces, own);
+            let to = part.map_or(to, |part| to.at(place.matrix.to_u64() * part));
             let there = piece.lt(self.config.rows / PIECE);
             let none: Vec<_> = (0..PIECE).map(|_| k.lit(0.0f32)).collect();
             let slices = k.range(0, place.steps, 1);

@@ -282,6 +282,8 @@ impl Tiled {
 pub enum Config {
     /// With tensor copies and `wgmma`, in blocks that take one tile after the other.
     Persistent(PersistentConfig),
+    /// The same blocks, which share the slices of all tiles evenly, wherever that divides a tile: a launch behind adds the sums of its parts.
+    Shared(PersistentConfig),
     /// The same of `f32` that is split into pairs of `f16` before: three products for one.
     F16x3(PersistentConfig),
     /// With tensor copies and `wgmma`, a block for each tile or part of one.
@@ -294,7 +296,9 @@ impl Config {
     /// Rows and columns of the result that a block computes.
     pub const fn extent(&self) -> (u32, u32) {
         match self {
-            Self::Persistent(config) | Self::F16x3(config) => (config.rows, config.cols),
+            Self::Persistent(config) | Self::Shared(config) | Self::F16x3(config) => {
+                (config.rows, config.cols)
+            }
             Self::Warpgroup(config) => (config.rows, config.cols),
             Self::Tiled(config) => (config.tiles().rows, config.tiles().cols),
         }
@@ -303,7 +307,7 @@ impl Config {
     /// How much of the common dimension is multiplied at once.
     pub const fn slice(&self) -> u32 {
         match self {
-            Self::Persistent(_) | Self::F16x3(_) | Self::Warpgroup(_) => PanelTile::WIDTH,
+            Self::Persistent(_) | Self::Shared(_) | Self::F16x3(_) | Self::Warpgroup(_) => PanelTile::WIDTH,
             Self::Tiled(config) => config.tiles().slice,
         }
     }
@@ -313,21 +317,23 @@ impl Config {
         if let Self::Persistent(config) = self { Some(config) } else { None }
     }
 
-    /// Whether blocks can share the common dimension of a tile.
+    /// Whether so many blocks can share the common dimension of each tile.
     pub(in crate::gemm) const fn splits(&self) -> bool {
-        !matches!(self, Self::Persistent(_) | Self::F16x3(_))
+        !matches!(self, Self::Persistent(_) | Self::Shared(_) | Self::F16x3(_))
     }
 
     /// Whether tensor copies bring the operands as they are.
     pub(in crate::gemm) const fn takes_boxes(&self) -> bool {
-        matches!(self, Self::Persistent(_) | Self::Warpgroup(_))
+        matches!(self, Self::Persistent(_) | Self::Shared(_) | Self::Warpgroup(_))
     }
 
     /// Bytes of dynamic shared memory.
     pub fn shared_bytes(&self, dtype: DType, a: Major, b: Major) -> u32 {
         let slices = |(a, b): (PanelTile, PanelTile)| a.bytes() + b.bytes();
         match self {
-            Self::Persistent(config) => config.shared_bytes(slices(config.tiles(dtype, a, b))),
+            Self::Persistent(config) | Self::Shared(config) => {
+                config.shared_bytes(slices(config.tiles(dtype, a, b)))
+            }
             Self::F16x3(config) => config.shared_bytes(slices(config.tiles(DType::F16, a, b))),
             Self::Warpgroup(config) => {
                 let (a, b) = config.tiles(dtype, a, b);
@@ -358,7 +364,7 @@ impl Config {
 
     pub(super) const fn with(self, piece: u32) -> Self {
         match self {
-            Self::Persistent(_) | Self::F16x3(_) | Self::Warpgroup(_) => self,
+            Self::Persistent(_) | Self::Shared(_) | Self::F16x3(_) | Self::Warpgroup(_) => self,
             Self::Tiled(config) => Self::Tiled(config.with(piece)),
         }
     }

@@ -6,6 +6,7 @@
 //! fewer tiles than multiprocessors, several blocks share the common dimension of a tile.
 
 mod config;
+mod sharing;
 
 use warpwright_dsl::{Major, MmaAtom, PanelTile};
 use warpwright_ptx::isa::DeviceLimits;
@@ -17,6 +18,7 @@ use config::PIECE;
 pub use config::{
     Config, PersistentConfig, SimtConfig, SplitConfig, TensorConfig, Tiled, Tiles, WarpgroupConfig,
 };
+pub(super) use sharing::Sharing;
 
 /// A configuration, and what part of the best rate it reaches.
 #[derive(Clone, Copy, Debug)]
@@ -45,6 +47,10 @@ const fn layout((rows, cols, groups): (u32, u32, u32), stages: u32) -> Persisten
 
 const fn persistent(config: PersistentConfig, efficiency: f64) -> Candidate {
     Candidate { config: Config::Persistent(config), efficiency }
+}
+
+const fn shared(config: PersistentConfig, efficiency: f64) -> Candidate {
+    Candidate { config: Config::Shared(config), efficiency }
 }
 
 const fn f16x3(config: PersistentConfig, efficiency: f64) -> Candidate {
@@ -111,6 +117,8 @@ const PERSISTENT: [Candidate; 5] = [
     persistent(layout((64, 128, 1), 8), 1.25),
     persistent(layout((64, 64, 1), 12), 0.9),
 ];
+/// Of blocks that share the slices of all tiles.
+const SHARED: [Candidate; 2] = [shared(LARGEST, 1.78), shared(layout((256, 128, 2), 4), 1.76)];
 /// Those with teams are for few rows; the smallest without is the last.
 const HALF: [Candidate; 5] = [
     tensor(Tiles::new(128, 256, 64, 3), (2, 4), 1.0),
@@ -166,6 +174,7 @@ fn candidates(dtype: DType, precision: Precision, target: Target) -> impl Iterat
     let warpgroups: &[Candidate] = if groups { &WARPGROUP } else { &[] };
     let rounds = dtype == DType::F32 && precision == Precision::Tf32 && target.sm == 90;
     let persistent: &[Candidate] = if groups || rounds { &PERSISTENT } else { &[] };
+    let shared: &[Candidate] = if groups { &SHARED } else { &[] };
     let all: &[Candidate] = match dtype {
         DType::F64 if MmaAtom::F64Deep.exists(target) => &DEEP_DOUBLE,
         DType::F64 if tensor_cores => &DOUBLE,
@@ -185,7 +194,15 @@ fn candidates(dtype: DType, precision: Precision, target: Target) -> impl Iterat
         let bytes = |a, b| c.config.shared_bytes(dtype, a, b);
         bytes(Major::K, Major::K).max(bytes(Major::Mn, Major::Mn)) <= limit
     };
-    persistent.iter().chain(pairs).chain(warpgroups).chain(splits).chain(all).filter(fits).copied()
+    persistent
+        .iter()
+        .chain(shared)
+        .chain(pairs)
+        .chain(warpgroups)
+        .chain(splits)
+        .chain(all)
+        .filter(fits)
+        .copied()
 }
 
 /// Multiprocessors of the largest device of an architecture.
@@ -241,6 +258,24 @@ const LEAST_SLICES: f64 = 2.0;
 const BUSY_THREADS: f64 = 128.0;
 /// The same in double precision, whose operands come one by one: another warp multiplies meanwhile.
 const BUSY_THREADS_DOUBLE: f64 = 256.0;
+/// Microseconds of the launch that adds what blocks left which share all tiles, and bytes of their sums that are stored and read in one.
+const SHARED_US: f64 = 3.0;
+const STORE_RATE: f64 = 8.2e6;
+const ADD_RATE: f64 = 6e6;
+/// Part of the bytes of tiles of one warpgroup, whose slices are eight or more ahead, that products do not hide.
+const AHEAD: f64 = 0.6;
+/// Microseconds of the model in one that is measured, of products of large tiles.
+const SCALE: f64 = 1.6;
+/// The same of the launch that adds parts of single tiles, which takes twice what its bytes do.
+const SPLIT_SCALE: f64 = 3.0;
+/// The same of launches that add up rows, which take half as long again as their bytes do.
+const SUMS_SCALE: f64 = 2.4;
+/// The same of blocks that share tiles, beside whole ones: fewer of them read the same slices at the same time.
+const SHARED_SCALE: f64 = 1.2;
+/// Bytes of slices that blocks read at times of their own, in a microsecond, beside what all bytes take.
+const APART_RATE: f64 = 4.6e5;
+/// Bytes of an operand that stay in the L2 cache while blocks go through it several times.
+const KEPT_BYTES: f64 = 2.4e7;
 /// Bytes that a multiprocessor reads from the L2 cache in a microsecond, and a device from memory.
 const CACHE_RATE: f64 = 1e5;
 const MEMORY_RATE: f64 = 4.3e6;
@@ -275,7 +310,7 @@ pub fn choose(
     shape: Shape,
     access: Access,
 ) -> Option<Choice> {
-    choose_for((dtype, precision), target, shape, access, Sums::Whole)
+    choose_for((dtype, precision), target, shape, access, Sums::Whole, |_| 0.0)
 }
 
 /// Where the sums of a kernel go.
@@ -287,25 +322,27 @@ pub(super) enum Sums {
     Parts(u64),
 }
 
-/// The same for sums that go elsewhere.
+/// The same for sums that go elsewhere, where so many microseconds are added behind a kernel.
 pub(super) fn choose_for(
     (dtype, precision): (DType, Precision),
     target: Target,
     shape: Shape,
     access: Access,
     sums: Sums,
+    behind: impl Fn(Config) -> f64,
 ) -> Option<Choice> {
     let most = if let Sums::Parts(most) = sums { most } else { MAX_PARTS };
     let wide = access != Access::Elements;
     let choice = |c: Candidate| {
         let choice = share_within(target, shape, c.config, most);
-        let cost = cost(dtype, target, shape, &c, choice);
+        let cost = cost(dtype, target, shape, &c, choice) + behind(c.config);
         let config = choice.config.with(if wide { PIECE } else { dtype.bytes() as u32 });
         (Choice { config, ..choice }, cost)
     };
     let possible = |c: &Candidate| {
         (access == Access::TensorMap || !c.config.takes_boxes())
             && (sums == Sums::Whole || c.config.splits())
+            && (Sharing::new(target, shape, c.config).is_some() || !matches!(c.config, Config::Shared(_)))
             && (has_planes(shape) || !matches!(c.config, Config::F16x3(_)))
             && c.config.takes_depth(shape.k)
     };
@@ -316,6 +353,21 @@ pub(super) fn choose_for(
     } else {
         all.last().map(|(choice, _)| choice)
     }
+}
+
+/// Every configuration of blocks that share all tiles.
+pub(super) fn shared_configs() -> impl Iterator<Item = PersistentConfig> {
+    SHARED.iter().filter_map(|c| if let Config::Shared(config) = c.config { Some(config) } else { None })
+}
+
+/// That of blocks that share all tiles, where they can.
+pub(super) fn choose_shared(dtype: DType, target: Target, shape: Shape) -> Option<PersistentConfig> {
+    let all = SHARED.iter().filter_map(|c| {
+        let Config::Shared(config) = c.config else { return None };
+        let sharing = Sharing::new(target, shape, c.config)?;
+        Some((config, shared_us(dtype, target, shape, c, &sharing)))
+    });
+    all.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(config, _)| config)
 }
 
 /// Every configuration of persistent blocks of 16-bit elements.
@@ -389,6 +441,11 @@ pub(super) fn pass_us(bytes: u64) -> f64 {
     PARTS_US + bytes as f64 / MEMORY_RATE
 }
 
+/// Microseconds of the launches that add up the rows of so many bytes.
+pub(super) fn sums_us(bytes: u64) -> f64 {
+    SUMS_SCALE * pass_us(bytes)
+}
+
 /// Microseconds of a product as [`choose`] says.
 pub(super) fn us(
     (dtype, precision): (DType, Precision),
@@ -413,6 +470,10 @@ pub(super) fn narrow_us(types: (DType, Precision), target: Target, shape: Shape,
 /// How many microseconds a candidate takes that shares the work as `choice` says.
 fn cost(dtype: DType, target: Target, shape: Shape, c: &Candidate, choice: Choice) -> f64 {
     let Shape { m, n, k, batch } = shape;
+    if let Config::Shared(_) = c.config {
+        let sharing = Sharing::new(target, shape, c.config);
+        return sharing.map_or(f64::INFINITY, |sharing| shared_us(dtype, target, shape, c, &sharing));
+    }
     let parts = choice.parts(k);
     let depth = choice.part.min(k);
     let tiles = tiles_us(dtype, target, c, (blocks(shape, c.config).saturating_mul(parts), depth));
@@ -424,7 +485,30 @@ fn cost(dtype: DType, target: Target, shape: Shape, c: &Candidate, choice: Choic
     // The sums are written and read again, in f32.
     let adding = PARTS_US + parts as f64 * m * n * batch * 8.0 / MEMORY_RATE;
     let splitting = 2.0 * SPLIT_US + (m * k + k * n) * batch * SPLIT_BYTES / MEMORY_RATE;
+    // Blocks of warpgroups end far sooner than the launch behind them.
+    let adding = if let Config::Warpgroup(_) = c.config { SPLIT_SCALE * adding } else { adding };
     tiles.max(all) + if parts > 1 { adding } else { 0.0 } + if splits { splitting } else { 0.0 }
+}
+
+/// How many microseconds blocks take that share the slices of all tiles, and the launch that adds their sums.
+fn shared_us(dtype: DType, target: Target, shape: Shape, c: &Candidate, sharing: &Sharing) -> f64 {
+    let Shape { m, n, k, .. } = shape;
+    let (rows, cols) = c.config.extent();
+    let share = u64::from(sharing.share) * u64::from(c.config.slice());
+    // A block ends the tile that another began, and begins the next.
+    let depth = share + TILE_COST as u64 * u64::from(sharing.share.div_ceil(sharing.steps));
+    let side = if sharing.along { c.config.extent().0 } else { c.config.extent().1 };
+    let apart = f64::from(side) * share as f64 * dtype.bytes() as f64 / APART_RATE;
+    let multiplying = tiles_us(dtype, target, c, (1, depth)) + apart;
+    let [m, n, k] = [m, n, k].map(|side| side as f64);
+    let size = dtype.bytes() as f64;
+    // Blocks of all lines go through one operand at the same time, and those of a line through their part of the other in each tile.
+    let (together, apart) = if sharing.along { (n, m) } else { (m, n) };
+    let again = if apart * k * size > KEPT_BYTES { f64::from(sharing.tiles) } else { 1.0 };
+    let read = (together + again * apart) * k * size / MEMORY_RATE;
+    let sums = f64::from(sharing.pieces) * f64::from(rows * cols) * 4.0;
+    let adding = SHARED_US + sums / STORE_RATE + (sums + m * n * size) / ADD_RATE;
+    SHARED_SCALE * multiplying.max(read) + SCALE * adding
 }
 
 /// How many microseconds so many blocks take whose tiles are so deep.
@@ -434,7 +518,7 @@ pub(crate) fn tiles_us(dtype: DType, target: Target, c: &Candidate, (blocks, dep
     let (rows, cols) = c.config.extent();
     let (rows, cols, depth) = (f64::from(rows), f64::from(cols), depth as f64);
     let (busy, least) = match c.config {
-        Config::Persistent(_) | Config::F16x3(_) | Config::Warpgroup(_) => (1.0, 0.0),
+        Config::Persistent(_) | Config::Shared(_) | Config::F16x3(_) | Config::Warpgroup(_) => (1.0, 0.0),
         Config::Tiled(config) => {
             let Tiles { teams, slice, .. } = *config.tiles();
             let least = if teams > 1 { LEAST_SLICES * f64::from(teams * slice) } else { 0.0 };
@@ -446,7 +530,10 @@ pub(crate) fn tiles_us(dtype: DType, target: Target, c: &Candidate, (blocks, dep
         }
     };
     let multiplying = rows * cols * (depth + TILE_COST) / (rate(dtype, &c.config) * c.efficiency * busy);
-    let reading = (rows + cols) * depth * dtype.bytes() as f64 / CACHE_RATE;
+    // Slices of small tiles are far ahead.
+    let ahead = matches!(c.config, Config::Persistent(PersistentConfig { groups: 1, .. }));
+    let overlap = if ahead { AHEAD } else { 1.0 };
+    let reading = overlap * (rows + cols) * depth * dtype.bytes() as f64 / CACHE_RATE;
     if depth < least { f64::INFINITY } else { waves * (multiplying + reading) }
 }
 
