@@ -403,8 +403,18 @@ impl GemmDesc {
             scratch = scratch.max(self.sums_of_rows(target, choice, alignment, &mut steps)?);
             variants.push(Variant { alignment, steps });
         }
-        let dtype = self.dtype;
-        let sums = epilogue::sums_dtype(dtype);
+        Ok(self.planned(target, &lengths, scratch, variants))
+    }
+
+    /// The plan of these launches, with so many sums in the workspace.
+    fn planned(
+        &self,
+        target: Target,
+        lengths: &Lengths,
+        scratch: usize,
+        variants: Vec<Variant>,
+    ) -> Plan<Self> {
+        let (dtype, sums) = (self.dtype, epilogue::sums_dtype(self.dtype));
         let tensors = GemmArgs::specs([
             GemmArgs::a.holds(dtype, lengths.a),
             GemmArgs::b.holds(dtype, lengths.b),
@@ -416,7 +426,7 @@ impl GemmDesc {
         ]);
         let workspace_bytes = (scratch * sums.bytes()) as u64;
         let direction = Direction::Forward;
-        Ok(Plan::new(PlanParts { op: OP, direction, target, tensors, variants, workspace_bytes }))
+        Plan::new(PlanParts { op: OP, direction, target, tensors, variants, workspace_bytes })
     }
 
     /// Whether `dbias` comes with the product: where few tiles along the columns share the rows, and where these are of one warpgroup, warps that

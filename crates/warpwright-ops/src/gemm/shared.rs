@@ -10,10 +10,9 @@ use super::engine::{self, Blocks, RowSums, ShareArgs, Store, WorkArgs};
 use super::epilogue::{EpilogueArgs, Outputs, Program, ResultArgs};
 use super::persistent::Finish;
 use super::tuning::{self, Config, PersistentConfig, Shape, Sharing};
-use super::{GemmArgs, GemmDesc, OP, Precision, Product, WIDE as ALIGNED};
+use super::{GemmArgs, GemmDesc, Lengths, OP, Precision, Product, WIDE as ALIGNED};
 use crate::PlanError;
-use crate::catalogue::Direction;
-use crate::plan::{self, Plan, PlanParts, Variant, small};
+use crate::plan::{self, Plan, Variant, small};
 
 kernel_args! {
     /// The sums of parts of `op(a) op(b)`, one matrix behind the other, and of the rows of `op(a)`.
@@ -263,9 +262,7 @@ impl GemmDesc {
         steps.push(plan::launch(OP, &def, values, target, grid)?);
         Ok(())
     }
-}
 
-impl GemmDesc {
     /// The plan of the sum of all products of the batch, in `y` of one matrix, for tensors at multiples of 16 bytes of 16-bit elements, or `tf32`; `None` where
     /// blocks cannot share it. Products end within slices, whose rest is zeros.
     pub(crate) fn plan_of_sum(&self, target: Target) -> Result<Option<Plan<Self>>, PlanError> {
@@ -291,23 +288,8 @@ impl GemmDesc {
         self.shared_steps(target, config, true, product, &mut steps)?;
         let [_, scratch] = self.shared_partials(target, config, true)?;
         let matrix = self.m.saturating_sub(1).saturating_mul(self.ldy).saturating_add(self.n);
-        let tensors = GemmArgs::specs([
-            GemmArgs::a.holds(self.dtype, lengths.a),
-            GemmArgs::b.holds(self.dtype, lengths.b),
-            GemmArgs::c.holds(self.dtype, matrix).optional(self.beta.get() != 0.0),
-            GemmArgs::bias.holds(self.dtype, self.n).optional(self.bias),
-            GemmArgs::y.holds(self.dtype, matrix),
-            GemmArgs::dbias.holds(self.dtype, self.m).optional(self.bias_gradient),
-            GemmArgs::workspace.scratch(DType::F32, scratch),
-        ]);
-        Ok(Some(Plan::new(PlanParts {
-            op: OP,
-            direction: Direction::Forward,
-            target,
-            tensors,
-            variants: vec![Variant { alignment: ALIGNED, steps }],
-            workspace_bytes: (scratch * DType::F32.bytes()) as u64,
-        })))
+        let variants = vec![Variant { alignment: ALIGNED, steps }];
+        Ok(Some(self.planned(target, &Lengths { y: matrix, ..lengths }, scratch, variants)))
     }
 }
 

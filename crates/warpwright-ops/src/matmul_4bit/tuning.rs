@@ -395,8 +395,8 @@ pub(super) fn suits_warpgroups(desc: &Matmul4bitDesc, target: Target, config: Wa
     // A word of e4m3 scales is of a slice of 64.
     let sliced = desc.weight.scale != ScaleFormat::E4m3 || config.slice == 64;
     // Each block of a cluster finishes whole products.
-    let shared_out = [1, 2, 4, 8].contains(&config.cluster) && config.cols >= ATOM_COLS * config.cluster;
-    target.sm == 90 && whole && sliced && shared_out && is_sliced(desc, config.slice)
+    let finishes = [1, 2, 4, 8].contains(&config.cluster) && config.cols >= ATOM_COLS * config.cluster;
+    target.sm == 90 && whole && sliced && finishes && is_sliced(desc, config.slice)
 }
 
 /// The launch of warpgroups with a configuration.

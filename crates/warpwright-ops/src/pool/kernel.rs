@@ -407,17 +407,21 @@ pub(super) struct Average {
     pub(super) common: Common,
 }
 
+/// One over `divisor`, of elements of `dtype` to the precision of these.
+pub(super) fn reciprocal<'k, A: Float>(dtype: DType, divisor: Reg<'k, A>) -> Reg<'k, A> {
+    match Precision::of(dtype) {
+        Precision::Full => divisor.rcp(),
+        Precision::Storage => A::rcp_approx(divisor),
+    }
+}
+
 impl Common {
     /// The factor of the sum over window `o`.
     fn factor<'k, A: Float>(self, a: &AverageParams<'k>, o: [I32<'k>; 3]) -> Reg<'k, A> {
         // A window that is not there has no cells.
         let count = |i: usize| a.pool.axes[i].count(self.kind, o[i]).max(1).convert::<A>();
         let given = a.divisor.convert::<A>();
-        let divisor = given.eq(0.0).select(count(0) * count(1) * count(2), given);
-        match Precision::of(self.dtype) {
-            Precision::Full => divisor.rcp(),
-            Precision::Storage => A::rcp_approx(divisor),
-        }
+        reciprocal(self.dtype, given.eq(0.0).select(count(0) * count(1) * count(2), given))
     }
 }
 

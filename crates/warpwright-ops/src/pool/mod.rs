@@ -558,10 +558,10 @@ impl AvgPoolDesc {
         let checked = self.check(target)?;
         type Args<'a> = AvgPoolArgs<'a>;
         let common = checked.common_divisor(self.divisor);
-        let config = settled(config, common, tuning::forward_visits(&checked.axes));
+        let single = tuning::forward_visits(&checked.axes);
+        let config = settled(config, common, single);
         let (dtype, [input, output]) = (self.pool.dtype, checked.elements);
         let tensors = Args::specs([Args::x.holds(dtype, input), Args::y.holds(dtype, output)]);
-        let single = tuning::forward_visits(&checked.axes);
         let variants = checked.variants(config, single, |config| {
             let padded = self.divisor == Divisor::PaddedCells;
             let (pool, grid) = checked.args(checked.axes.map(|axis| axis.output), padded, config)?;
@@ -599,10 +599,10 @@ impl AvgPoolBackwardDesc {
         let checked = self.forward.check(target)?;
         type Args<'a> = AvgPoolBackwardArgs<'a>;
         let common = checked.common_divisor(divisor);
-        let config = settled(config, common, tuning::backward_visits(&checked.axes));
+        let single = tuning::backward_visits(&checked.axes);
+        let config = settled(config, common, single);
         let [input, output] = checked.elements;
         let tensors = Args::specs([Args::dy.holds(pool.dtype, output), Args::dx.holds(pool.dtype, input)]);
-        let single = tuning::backward_visits(&checked.axes);
         let variants = checked.variants(config, single, |config| {
             let padded = divisor == Divisor::PaddedCells;
             let divisor = self.forward.override_();

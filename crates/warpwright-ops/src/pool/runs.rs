@@ -5,7 +5,8 @@ use warpwright_dsl::prelude::*;
 use warpwright_dsl::strips::{Edge, Pixels, StripShape, Strips};
 
 use super::kernel::{
-    AverageArgs, AverageParams, MaxArgs, MaxBackwardArgs, MaxBackwardParams, MaxParams, Numbering, PoolParams,
+    AverageArgs, AverageParams, MaxArgs, MaxBackwardArgs, MaxBackwardParams, MaxParams, Numbering,
+    PoolParams, reciprocal,
 };
 use super::tuning::{Run, THREADS};
 
@@ -18,6 +19,11 @@ pub(super) struct Runs {
 
 /// The cells of a strip, one register each.
 type Row<'k, A> = Vec<Reg<'k, A>>;
+
+/// The numbers of windows as 32 bits.
+fn low<'k, T: Number>(rows: Vec<Row<'k, T>>) -> Vec<Row<'k, i32>> {
+    rows.into_iter().map(|row| row.into_iter().map(Reg::to_i32).collect()).collect()
+}
 
 /// A thread's run of outputs.
 struct Outputs<'k> {
@@ -59,11 +65,7 @@ impl Runs {
     }
 
     fn factor<'k, A: Float>(self, a: &AverageParams<'k>) -> Reg<'k, A> {
-        let divisor = a.divisor.convert::<A>();
-        match Precision::of(self.dtype) {
-            Precision::Full => divisor.rcp(),
-            Precision::Storage => A::rcp_approx(divisor),
-        }
+        reciprocal(self.dtype, a.divisor.convert::<A>())
     }
 
     fn outputs<'k>(self, k: K<'k>, pool: PoolParams<'k>, fill: Fill, body: impl FnOnce(Outputs<'k>)) {
@@ -292,15 +294,9 @@ impl AccumulateKernel for MaxRunsBackward {
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: MaxBackwardParams<'k>) {
         self.runs.cells(k, a.pool, |of| {
             let dy: Vec<Row<'k, A>> = self.runs.windows(a.pool, a.dy, &of);
-            let low = |rows: Vec<Row<'k, i64>>| -> Vec<Row<'k, i32>> {
-                rows.into_iter().map(|row| row.into_iter().map(Reg::to_i32).collect()).collect()
-            };
             let numbers: Vec<Row<'k, i32>> = match self.numbering {
-                Numbering::Index => low(self.runs.windows(a.pool, a.indices.cast::<i64>(), &of)),
-                Numbering::Tap => {
-                    let taps: Vec<Row<'k, u32>> = self.runs.windows(a.pool, a.indices, &of);
-                    taps.into_iter().map(|row| row.into_iter().map(Reg::to_i32).collect()).collect()
-                }
+                Numbering::Index => low(self.runs.windows::<i64, _>(a.pool, a.indices.cast::<i64>(), &of)),
+                Numbering::Tap => low(self.runs.windows::<u32, _>(a.pool, a.indices, &of)),
             };
             let [depth, row, column] = of.position;
             let (height, width) = (a.pool.axes[1].input.to_i32(), a.pool.axes[2].input.to_i32());

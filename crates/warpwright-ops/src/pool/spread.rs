@@ -6,7 +6,7 @@ use warpwright_dsl::divide::DivisorArgs;
 use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 
-use super::kernel::Numbering;
+use super::kernel::{Numbering, reciprocal};
 use super::tuning::THREADS;
 
 kernel_args! {
@@ -116,11 +116,7 @@ impl AccumulateKernel for MeanSpread {
 
     fn build<'k, A: Accumulate>(&self, k: K<'k>, a: MeanParams<'k>) {
         self.0.build(k, a.spread, |run| {
-            let divisor = a.divisor.convert::<A>();
-            let factor = match Precision::of(self.0.dtype) {
-                Precision::Full => divisor.rcp(),
-                Precision::Storage => A::rcp_approx(divisor),
-            };
+            let factor = reciprocal(self.0.dtype, a.divisor.convert::<A>());
             let [first, second] = run.load(a.dy).map(|dy: Reg<'k, A>| dy * factor);
             let element =
                 |_, is_first: Option<Pred<'k>>| is_first.map_or(first, |is| is.select(first, second));

@@ -184,6 +184,11 @@ pub fn forward(dtype: DType, layout: Layout, channels: usize, axes: &[AxisWindow
 /// Windows of a plane with runs: kernel, stride and padding.
 pub const RUNS: [[u32; 3]; 3] = [[2, 2, 0], [3, 2, 1], [3, 1, 1]];
 
+/// The greatest power of two, at most `most`, that divides `n`.
+pub(crate) fn divisor(n: u64, most: u32) -> u32 {
+    1 << n.trailing_zeros().min(most.ilog2())
+}
+
 /// Runs of windows.
 fn runs(dtype: DType, layout: Layout, axes: &[AxisWindows; 3]) -> Option<Config> {
     let along = |[kernel, stride, padding]: [u32; 3]| Some(Sliding { kernel, stride, padding, dilation: 1 });
@@ -195,7 +200,7 @@ fn runs(dtype: DType, layout: Layout, axes: &[AxisWindows; 3]) -> Option<Config>
         return None;
     }
     let most = VECTOR_BYTES / dtype.bytes() as u32;
-    let cells = 1 << columns.input.trailing_zeros().min(most.ilog2());
+    let cells = divisor(columns.input.into(), most);
     let outputs = cells / stride;
     let run = Run { kernel, stride, padding, outputs };
     let config = Config { width: cells, visits: Visits::Runs(run), chunk: CellGridArgs::MAX_CHUNK };
@@ -214,12 +219,11 @@ fn spread(dtype: DType, planes: u64, axes: &[AxisWindows; 3]) -> Option<Spread> 
     let (depth, _, columns) = (depth?, rows?, columns?);
     let most = VECTOR_BYTES / dtype.bytes() as u32;
     let cells: u64 = axes.iter().map(|axis| u64::from(axis.input)).product();
-    let divisor = |n: u64| 1 << n.trailing_zeros().min(most.ilog2());
     let whole = axes.iter().all(|axis| axis.output == 1);
     let spread = if whole {
-        Spread { run: divisor(planes), planes: true }
+        Spread { run: divisor(planes, most), planes: true }
     } else {
-        Spread { run: divisor(axes[2].input.into()), planes: false }
+        Spread { run: divisor(axes[2].input.into(), most), planes: false }
     };
     let columns = if whole { cells } else { u64::from(columns.kernel) };
     let fits = u64::from(spread.run) <= columns && cells * u64::from(spread.run) <= CellGridArgs::MAX_CHUNK;

@@ -238,7 +238,10 @@ impl ResizeDesc {
     /// # Errors
     /// As [`Operation::plan`].
     pub fn plan_with(&self, target: Target, configs: &[Config]) -> Result<Plan<Self>, PlanError> {
-        let checked = self.check(target)?;
+        self.planned(&self.check(target)?, configs)
+    }
+
+    fn planned(&self, checked: &Checked<'_>, configs: &[Config]) -> Result<Plan<Self>, PlanError> {
         type Args<'a> = ResizeArgs<'a>;
         let tensors = self.tensors(checked.elements);
         let variants = checked.variants(configs, |config| {
@@ -249,7 +252,7 @@ impl ResizeDesc {
                 None => checked.step(&kernel::Resize { common: checked.common(config) }, args, grid),
             }
         })?;
-        Ok(Plan::of(OP, Direction::Forward, target, tensors, variants))
+        Ok(Plan::of(OP, Direction::Forward, checked.target, tensors, variants))
     }
 }
 
@@ -263,11 +266,8 @@ impl Operation for ResizeDesc {
             let variants = means.plan(target)?.variants().to_vec();
             return Ok(Plan::of(OP, Direction::Forward, target, tensors, variants));
         }
-        let axes = checked.axes;
-        self.plan_with(
-            target,
-            &tuning::configs(self.dtype, self.layout, self.channels, &axes, Direction::Forward),
-        )
+        let Self { dtype, layout, channels, .. } = *self;
+        self.planned(&checked, &tuning::configs(dtype, layout, channels, &checked.axes, Direction::Forward))
     }
 }
 
@@ -283,7 +283,10 @@ impl ResizeBackwardDesc {
     /// # Errors
     /// As [`Operation::plan`].
     pub fn plan_with(&self, target: Target, configs: &[Config]) -> Result<Plan<Self>, PlanError> {
-        let checked = self.forward.check(target)?;
+        self.planned(&self.forward.check(target)?, configs)
+    }
+
+    fn planned(&self, checked: &Checked<'_>, configs: &[Config]) -> Result<Plan<Self>, PlanError> {
         type Args<'a> = ResizeBackwardArgs<'a>;
         let tensors = self.tensors(checked.elements);
         let variants = checked.variants(configs, |config| {
@@ -294,7 +297,7 @@ impl ResizeBackwardDesc {
                 None => checked.step(&kernel::ResizeBackward { common: checked.common(config) }, args, grid),
             }
         })?;
-        Ok(Plan::of(OP, Direction::Backward, target, tensors, variants))
+        Ok(Plan::of(OP, Direction::Backward, checked.target, tensors, variants))
     }
 }
 
@@ -309,8 +312,7 @@ impl Operation for ResizeBackwardDesc {
             let variants = AvgPoolBackwardDesc { forward }.plan(target)?.variants().to_vec();
             return Ok(Plan::of(OP, Direction::Backward, target, tensors, variants));
         }
-        let axes = checked.axes;
-        self.plan_with(target, &tuning::configs(dtype, layout, channels, &axes, Direction::Backward))
+        self.planned(&checked, &tuning::configs(dtype, layout, channels, &checked.axes, Direction::Backward))
     }
 }
 

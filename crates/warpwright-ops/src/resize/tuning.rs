@@ -79,9 +79,9 @@ pub fn configs(
             Layout::ChannelsFirst => VECTOR_BYTES / 2 / dtype.bytes() as u32,
             Layout::ChannelsLast => 2,
         };
-        all.push(config(vector, Shares::Doubled(divisor(axes[2].input, most))));
+        all.push(config(vector, Shares::Doubled(pool::divisor(axes[2].input.into(), most))));
     }
-    let run = divisor(axes[2].output, MOST_COMPUTED.min(VECTOR_BYTES / dtype.bytes() as u32));
+    let run = pool::divisor(axes[2].output.into(), MOST_COMPUTED.min(VECTOR_BYTES / dtype.bytes() as u32));
     // Cubic sampling has sixteen loads of a cell: more of them at once gain nothing.
     let few = axes[2].mode != Mode::Cubic && run > 1;
     if (layout, direction) == (Layout::ChannelsFirst, Direction::Forward) && few {
@@ -89,10 +89,4 @@ pub fn configs(
     }
     all.extend(widths.into_iter().map(|width| config(width, Shares::Single)));
     all
-}
-
-/// The greatest power of two, at most `most`, that divides `n`.
-const fn divisor(n: u32, most: u32) -> u32 {
-    let (of_n, of_most) = (n.trailing_zeros(), most.ilog2());
-    1 << if of_n < of_most { of_n } else { of_most }
 }

@@ -497,7 +497,7 @@ fn shared_us(dtype: DType, target: Target, shape: Shape, c: &Candidate, sharing:
     let share = u64::from(sharing.share) * u64::from(c.config.slice());
     // A block ends the tile that another began, and begins the next.
     let depth = share + TILE_COST as u64 * u64::from(sharing.share.div_ceil(sharing.steps));
-    let side = if sharing.along { c.config.extent().0 } else { c.config.extent().1 };
+    let side = if sharing.along { rows } else { cols };
     let apart = f64::from(side) * share as f64 * dtype.bytes() as f64 / APART_RATE;
     let multiplying = tiles_us(dtype, target, c, (1, depth)) + apart;
     let [m, n, k] = [m, n, k].map(|side| side as f64);
