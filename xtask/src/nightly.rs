@@ -99,7 +99,7 @@ const PARTS: &[Part] = &[
     Part {
         name: "mutation-products",
         proves: "the same of products of matrices, for all types and layouts, and of images",
-        step: mutation(&["products::", "shared_products::", "conv::"]),
+        step: mutation(&["products::", "grouped_products::", "shared_products::", "conv::"]),
     },
     Part {
         name: "mutation-recurrent",

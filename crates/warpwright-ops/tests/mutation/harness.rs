@@ -14,8 +14,10 @@ use warpwright_testkit::mutate::{Mutant, Mutation, all_of, mutants};
 use warpwright_testkit::storage;
 
 pub(crate) const TARGET: Target = Target::sm(90);
-/// How much longer than the kernel itself a mutant may run, in instructions of warps: one that loops for ever is noticed.
-const MORE_STEPS: u64 = 10_000_000;
+/// How much longer than the kernel itself a mutant may run, in instructions of warps: one that loops for ever is noticed. A defect that
+/// changes nothing else takes the kernel a few more rounds of a loop.
+const MORE_STEPS: u64 = 200_000;
+const TIMES_AS_LONG: u64 = 4;
 /// The longest run of a kernel itself.
 const PATIENCE: Duration = Duration::from_secs(600);
 
@@ -85,10 +87,12 @@ impl Sweep {
     pub(crate) fn check<O: Operation>(&self, plans: &[Plan<O>]) {
         let right: Vec<Vec<Run>> = plans.iter().map(|plan| self.right(plan)).collect();
         let mut tally = Tally::default();
-        for (name, places) in places(plans) {
+        for (name, mut places) in places(plans) {
             if (self.skipped)(&name) {
                 continue;
             }
+            // Most defects show with the least work.
+            places.sort_by_key(|&(number, variant, _)| right[number][variant].steps);
             let (number, variant, step) = places[0];
             let module = plans[number].variants()[variant].steps[step].kernel().module();
             let defects = self.defects(module);
@@ -271,7 +275,7 @@ fn unchanged() -> Device {
 
 /// Runs mutants of kernels that did this.
 fn mutated(right: &Run) -> Device {
-    Device::emulator_with(EmulatorConfig { max_steps: right.steps + MORE_STEPS, ..config() })
+    Device::emulator_with(EmulatorConfig { max_steps: TIMES_AS_LONG * right.steps + MORE_STEPS, ..config() })
 }
 
 /// Standard normal numbers. In every round of a kernel: groups whose zero point is 0 and whose scale is so small that it

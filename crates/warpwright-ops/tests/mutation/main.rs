@@ -11,6 +11,7 @@ mod elementwise;
 mod embedding;
 mod gather_scatter;
 mod gradients;
+mod grouped_products;
 mod harness;
 mod kv_cache;
 mod norms;
