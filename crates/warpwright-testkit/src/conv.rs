@@ -129,6 +129,8 @@ fn situations(direction: Direction, dtype: DType, scope: Scope) -> Vec<Subjected
     all.push(with([2, 3, 32], 1, square(8, 4, 4, 0, 1), (FIRST, FIRST)));
     all.push(with([2, 2, 24], 1, square(8, 4, 4, 0, 1), (FIRST, FIRST)));
     all.push(with([2, 2, 24], 1, square(8, 4, 4, 0, 1), (FIRST, LAST)));
+    all.push(with([3, 3, 16], 1, square(48, 8, 8, 0, 1), (FIRST, FIRST)));
+    all.push(with([2, 4, 24], 1, square(12, 4, 4, 0, 1), (FIRST, FIRST)));
     all.push(with([1, 6, 8], 1, square(9, 2, 2, 0, 1), (LAST, FIRST)));
     all.push(with([2, 64, 72], 1, square(6, 1, 1, 0, 1), both));
     all.push(with([2, 16, 8], 1, square(9, 2, 3, 0, 1), both));

@@ -4,6 +4,7 @@ use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 
 use super::Layout;
+use crate::gemm::WIDE;
 
 kernel_args! {
     /// Images with channels in another order, or with more or fewer of them.
@@ -102,6 +103,82 @@ impl AccumulateKernel for Relayout {
             let element = p.y.at(at(self.to, p.to_channels, (image, y_pixel, y_channel)));
             element.only_where(there, Fill::Zero).store(values);
         }
+    }
+}
+
+kernel_args! {
+    /// Images of few channels in another order.
+    pub(super) struct InterleaveArgs => InterleaveParams {
+        x: In<Elem>, y: Out<Elem>,
+        /// Pixels of an image, and vectors of them in all images.
+        pixels: u32, vectors: u32,
+    }
+}
+
+/// Copies images of few channels from one layout to the other: a thread has all channels of as many pixels as a vector holds of one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Interleave {
+    pub(super) dtype: DType,
+    pub(super) to: Layout,
+    pub(super) channels: u32,
+}
+
+impl Interleave {
+    /// Channels that there are kernels of: of colours, and of latent images.
+    pub(super) const CHANNELS: std::ops::RangeInclusive<u32> = 2..=4;
+
+    /// Pixels of a thread, which those of an image are a multiple of.
+    pub(super) fn width(dtype: DType) -> u32 {
+        WIDE as u32 / dtype.bytes() as u32
+    }
+}
+
+impl AccumulateKernel for Interleave {
+    type Args = InterleaveArgs;
+
+    fn spec(&self) -> KernelSpec {
+        let Self { dtype, to, channels } = *self;
+        let name = format!("conv_interleave_{dtype}_c{channels}_to_{}", to.name());
+        KernelSpec::new(name, BlockDim::x(THREADS)).dtypes(DTypes::all(dtype))
+    }
+
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn build<'k, A: Accumulate>(&self, k: K<'k>, p: InterleaveParams<'k>) {
+        let (channels, width) = (self.channels, Self::width(self.dtype));
+        let vector = k.block_idx_x() * THREADS + k.thread_idx();
+        k.if_(vector.lt(p.vectors), || {
+            let of_image = p.pixels / width;
+            let image = vector / of_image;
+            let pixel = (vector - image * of_image) * width;
+            let first = image.mul_wide(p.pixels) * u64::from(channels);
+            // A vector of each channel; with channels last, of each of as many runs of neighbouring elements.
+            let planes = (0..channels).map(|c| first + p.pixels.mad_wide(c, pixel.to_u64()));
+            let runs = (0..channels).map(|run| first + pixel.mad_wide(channels, u64::from(run * width)));
+            let load = |at| p.x.at(at).load::<A>(width).iter().collect::<Vec<_>>();
+            if self.to == Layout::ChannelsLast {
+                let of_channels: Vec<_> = planes.map(load).collect();
+                let mut pixels =
+                    (0..width as usize).flat_map(|i| of_channels.iter().map(move |channel| channel[i]));
+                runs.for_each(|at| {
+                    p.y.at(at).store(pixels.by_ref().take(width as usize).collect::<Lanes<_>>())
+                });
+            } else {
+                let elements: Vec<_> = runs.flat_map(load).collect();
+                for (channel, at) in planes.enumerate() {
+                    p.y.at(at).store(
+                        elements
+                            .iter()
+                            .copied()
+                            .skip(channel)
+                            .step_by(channels as usize)
+                            .collect::<Lanes<_>>(),
+                    );
+                }
+            }
+        });
     }
 }
 

@@ -8,7 +8,7 @@ use super::depthwise::{self, Depthwise};
 use super::gather::Gather;
 use super::grouped::Grouped;
 use super::implicit::Implicit;
-use super::relayout::{PackTaps, Relayout};
+use super::relayout::{Interleave, PackTaps, Relayout};
 use super::tiled::TiledConv;
 use super::tuning::{Kind, PIECES};
 use super::weight::{FinishParts, Reorder, SumManyParts, SumParts};
@@ -120,6 +120,11 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
                     all.push(plan::recorded(OP, &Relayout { dtype, from, to, width }, target)?);
                 }
             }
+        }
+    }
+    for to in layouts {
+        for channels in Interleave::CHANNELS {
+            all.push(plan::recorded(OP, &Interleave { dtype, to, channels }, target)?);
         }
     }
     if dtype != DType::F64 {

@@ -109,6 +109,14 @@ fn check_ends(convs: &[Conv], tile: Option<Tile>, skipped: fn(&str) -> bool) {
     }));
 }
 
+#[test]
+fn defects_of_copies_of_few_channels_are_noticed() {
+    let of = |dtype: DType, channels: usize| {
+        conv(dtype, [3, channels, 16], 1, square(48, 8, 8, 0), Layout::ChannelsFirst)
+    };
+    check(&[of(DType::BF16, 3), of(DType::F32, 4)], None, |name| !name.contains("_interleave_"));
+}
+
 /// Pixels of rows and images that end within a tile, channels and filters too, and a common dimension that several blocks share.
 fn gathered(layout: Layout) {
     let axes = [

@@ -5,7 +5,9 @@ use warpwright_runtime::LaunchStep;
 
 use super::{Epilogue, Order, OwnWeight, Planner, Tensors};
 use crate::PlanError;
-use crate::conv::relayout::{self, PackTaps, PackTapsArgs, Relayout, RelayoutArgs, VECTOR};
+use crate::conv::relayout::{
+    self, Interleave, InterleaveArgs, PackTaps, PackTapsArgs, Relayout, RelayoutArgs, VECTOR,
+};
 use crate::conv::{Axis, Conv, Layout, OP, Pass, tuning};
 use crate::gemm::{MAX_LAYERS, WIDE};
 use crate::plan::{self, small};
@@ -205,6 +207,15 @@ impl Planner<'_> {
         (channels, to_channels): (usize, usize),
     ) -> Result<LaunchStep, PlanError> {
         let dtype = self.conv.dtype;
+        let vector = Interleave::width(dtype) as usize;
+        let few = channels == to_channels && Interleave::CHANNELS.contains(&small(channels));
+        if self.wide && from != to && few && pixels.is_multiple_of(vector) {
+            let vectors = batch.saturating_mul(pixels / vector);
+            let grid = plan::cover(OP, vectors, relayout::THREADS)?.unwrap_or([1; 3]);
+            let values = InterleaveArgs { x, y, pixels: small(pixels), vectors: small(vectors) };
+            let kernel = Interleave { dtype, to, channels: small(channels) };
+            return plan::launch(OP, &kernel, values, self.target, grid);
+        }
         let side = relayout::SIDE as usize;
         let blocks = pixels.div_ceil(side).saturating_mul(to_channels.div_ceil(side)).saturating_mul(batch);
         let grid = plan::cover(OP, blocks, 1)?.unwrap_or([1; 3]);
