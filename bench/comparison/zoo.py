@@ -157,6 +157,8 @@ MODELS = [
     Model("resnet50, channels last", _resnet, _classes, channels_last=True, needs="timm"),
     Model("resnet50, channels last, inference", _resnet, _classes, channels_last=True, training=False, needs="timm"),
     Model("resnet50", _resnet, _classes, "f32", needs="timm"),
+    Model("resnet50, channels last", _resnet, _classes, "tf32", channels_last=True, needs="timm"),
+    Model("resnet50, channels last, inference", _resnet, _classes, "tf32", channels_last=True, training=False, needs="timm"),
     Model("vit-b", _vit, _classes, needs="timm"),
     Model("bilstm", _lstm, _classes),
     Model("bilstm", _lstm, _classes, "f32"),

@@ -44,7 +44,7 @@ def _has_tf32(device: torch.device) -> bool:
 
 # What is compiled keeps the value that it was traced with.
 @torch.compiler.assume_constant_result
-def _precision_of_pytorch(device: torch.device) -> str:
+def precision_of_pytorch(device: torch.device) -> str:
     """The precision of PyTorch's convolutions of float32 on a device."""
     if not _has_tf32(device):
         return "full"
@@ -59,7 +59,7 @@ def _precision(precision: Optional[str], x: Tensor) -> str:
     """The precision of a convolution of x that was asked for, or else that of PyTorch."""
     if precision is not None:
         return precision
-    return _precision_of_pytorch(x.device) if x.dtype == torch.float32 else "full"
+    return precision_of_pytorch(x.device) if x.dtype == torch.float32 else "full"
 
 
 def _options(stride: Any, padding: Any, dilation: Any, groups: int, precision: str, channels_last: bool) -> Any:

@@ -22,7 +22,10 @@ KINDS = tuple(
         | {"rotary_embedding", "selective_scan"}
     )
 )
-_OF_BLOCKS = ("fused", "gated_linear", "mlp", "attention", "attention_mask", "rotary_embedding", "causal_conv1d", "chunk_scan", "selective_scan")
+_OF_BLOCKS = (
+    "fused", "gated_linear", "mlp", "attention", "attention_mask", "rotary_embedding", "resize", "causal_conv1d", "chunk_scan",
+    "selective_scan",
+)  # fmt: skip
 _BLOCKS_OF_TORCH = (torch.nn.Sequential, torch.nn.TransformerEncoderLayer, torch.nn.TransformerDecoderLayer)
 SOURCES = ("transformers", "diffusers", "timm", "torchvision")
 

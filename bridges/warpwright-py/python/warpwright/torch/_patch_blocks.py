@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.modules.module import _has_any_global_hook
 
-from . import _batch, _groups, _operators, _patch_folds, _patch_scans, _rows
+from . import _batch, _groups, _operators, _patch_folds, _patch_scans, _resize, _rows
 from ._attention import attention_qkvpacked, scaled_dot_product_attention
 from ._feed_forward import gated_mlp as gated_feed_forward
 from ._feed_forward import mlp as feed_forward
@@ -26,7 +26,7 @@ from ._images import is_recorded
 from ._matmul import gated_linear
 from ._patch_attention import of_parts, of_views
 from ._patch_modules import Replaced, Replacement, _unlike
-from ._patch_rules import attention_refusal, attention_rule, gated_linear_rule, mlp_rule
+from ._patch_rules import attention_refusal, attention_rule, gated_linear_rule, mlp_rule, resize_reason, resized
 from ._patch_scans import convolve, convolve_step, scan, scan_chunks, scan_heads_step, scan_step  # noqa: F401
 from ._patch_sites import HELPERS, KIND_OF, Rewriter
 from ._registry import is_compiling
@@ -423,6 +423,14 @@ def attend(
     theirs = lambda: F.scaled_dot_product_attention(*arguments, scale=scale, **options)  # noqa: E731
     refused = attention_refusal(query, key, value)
     return replacement.run(ours, theirs, block, query, attention_rule(packed is not None), refused)
+
+
+def interpolate(block: Any, input: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest", **options: Any) -> Tensor:  # noqa: A002
+    """`torch.nn.functional.interpolate`."""
+    replacement = block._warpwright_block["resize"]
+    rule = lambda _, x: resize_reason(mode, x, resized(x, size, scale_factor))  # noqa: E731
+    ours, theirs = (functools.partial(f, input, size, scale_factor, mode, **options) for f in (_resize.interpolate, F.interpolate))
+    return replacement.run(ours, theirs, block, input, rule)
 
 
 @functools.lru_cache(maxsize=None)

@@ -11,6 +11,7 @@ from typing import Any, Callable, Dict, Optional, Sequence
 import torch
 from torch import Tensor
 
+from ._conv import precision_of_pytorch
 from ._images import is_recorded
 from ._registry import is_compiling
 from ._transforms import is_transformed
@@ -65,10 +66,23 @@ def _conv_transpose_module(module: Any) -> Reason:
     return None
 
 
+def tf32_reason(x: Tensor, groups: int, kernel: Sequence[int], stride: Sequence[int], gradients: bool) -> Reason:
+    """Why a convolution of 32 bits is left."""
+    if used_dtype(x) != torch.float32 or precision_of_pytorch(x.device) != "tf32" or not _has_one_launch(x.device.index):
+        return "convolutions of 32 and 64 bits are as fast in cuDNN, but for those that it may round to TF32 on sm_90"
+    if groups > 1:
+        return "groups of 32 bits are faster in cuDNN"
+    if gradients and max(stride) > 1:
+        return "gradients of 32 bits with strides are as fast in cuDNN"
+    if math.prod(kernel) == 1 and x.is_contiguous():
+        return "1x1 filters of 32 bits are faster in cuDNN where channels come first"
+    return None
+
+
 def _conv_call(module: Any, x: Tensor) -> Reason:
-    if used_dtype(x) not in LOW:
-        return "convolutions of 32 and 64 bits are as fast in cuDNN"
     weight = module.weight
+    if used_dtype(x) not in LOW:
+        return tf32_reason(x, module.groups, module.kernel_size, module.stride, is_recorded(x, weight))
     if is_recorded(x, weight):
         of_groups = groups_reason(module.in_channels, module.out_channels, module.groups, module.kernel_size, module.stride, True)
         if of_groups is not None:
@@ -77,6 +91,10 @@ def _conv_call(module: Any, x: Tensor) -> Reason:
     if ones and x.dim() == 4 and weight.requires_grad and torch.is_grad_enabled() and x.is_contiguous():
         return "gradients of 1x1 filters are faster in cuDNN where channels come first"
     return None
+
+
+def _conv_transpose_call(module: Any, x: Tensor) -> Reason:
+    return _conv_call(module, x) if used_dtype(x) in LOW else "convolutions of 32 and 64 bits are as fast in cuDNN"
 
 
 def _linear_module(module: Any) -> Reason:
@@ -108,20 +126,40 @@ def _activation_call(module: Any, x: Tensor) -> Reason:
     return "activations of 64 bits are faster in PyTorch" if x.dtype == torch.float64 else None
 
 
-def _resize_module(module: Any) -> Reason:
-    if module.mode not in ("linear", "bilinear", "trilinear", "bicubic"):
-        return f"mode {module.mode!r} is faster in PyTorch"
-    factors = module.scale_factor
-    factors = factors if isinstance(factors, (tuple, list)) else [factors]
-    if any(factor is not None and factor < 1 for factor in factors):
-        return "the way to fewer pixels is faster in PyTorch"
-    return None
+_NEAREST = ("nearest", "nearest-exact")
 
 
-def _pool_module(module: Any) -> Reason:
-    size = module.output_size
-    sizes = size if isinstance(size, (tuple, list)) else [size]
-    return "the mean of whole images is as fast in PyTorch" if all(n == 1 for n in sizes) else None
+def resize_reason(mode: str, x: Tensor, output: Sequence[int]) -> Reason:
+    """Why images of other extents are left to PyTorch, by the mode of `interpolate`."""
+    if mode not in _NEAREST:
+        return "means of cells are as fast in PyTorch" if mode == "area" else None
+    if is_compiling():
+        return "a compiler reads the nearest pixels where they are used"
+    if x.dim() != 4:
+        return f"mode {mode!r} of {x.dim()} dimensions is faster in PyTorch"
+    # With channels last, and to twice the extents, cells share loads; others of a plane are read one by one.
+    inputs = x.shape[2:]
+    if not x.is_contiguous() or all(to == 2 * n for to, n in zip(output, inputs)):
+        return None
+    if is_recorded(x):
+        return f"gradients of mode {mode!r} with channels first are faster in PyTorch, but to twice the extents"
+    fewer = any(to < n for to, n in zip(output, inputs))
+    return f"mode {mode!r} to fewer pixels with channels first is faster in PyTorch" if fewer else None
+
+
+def _resize_call(module: Any, x: Tensor) -> Reason:
+    return resize_reason(module.mode, x, resized(x, module.size, module.scale_factor))
+
+
+def resized(x: Tensor, size: Any, scale_factor: Any) -> Sequence[int]:
+    """The extents behind `interpolate`, or those of x if no rule may look at them."""
+    inputs = x.shape[2:]
+    if size is not None:
+        return size if isinstance(size, (tuple, list)) else [size] * len(inputs)
+    if scale_factor is None:
+        return inputs
+    factors = scale_factor if isinstance(scale_factor, (tuple, list)) else [scale_factor] * len(inputs)
+    return [int(n * factor) for n, factor in zip(inputs, factors)]
 
 
 # Of the kernels of attention.
@@ -225,12 +263,11 @@ def _embedding_call(module: Any, weight: Tensor) -> Reason:
 
 RULES: Dict[str, Rule] = {
     "conv": Rule(_conv_module, _conv_call),
-    "conv_transpose": Rule(_conv_transpose_module, _conv_call),
+    "conv_transpose": Rule(_conv_transpose_module, _conv_transpose_call),
     "linear": Rule(_linear_module, _linear_call),
     "activation": Rule(call=_activation_call),
     "simple_activation": Rule(_bound_by_bytes),
-    "resize": Rule(_resize_module),
-    "adaptive_avg_pool": Rule(_pool_module),
+    "resize": Rule(call=_resize_call),
     "embedding": Rule(call=_embedding_call),
     "recurrent_cell": Rule(lambda module: "a single step is as fast in PyTorch"),
 }

@@ -14,6 +14,7 @@
     F.scaled_dot_product_attention(q, k, v)                    attend
     q, k, v = qkv.unbind(0)                                    parts, for attend
     q, k = apply_rotary_pos_emb(q, k, cos, sin)                rotate
+    F.interpolate(x, ...)                                      interpolate
     create_causal_mask(..., position_ids=position_ids)         given
     causal_conv1d_fn(x, weight), causal_conv1d_update(x, ..)   convolve, convolve_step
     mamba_selective_scan(u, ..), .._state_update(state, ..)    scan, scan_step
@@ -33,13 +34,13 @@ from typing import Any, List, Optional, Sequence, Tuple
 
 # How functions of `_patch_blocks` are called in the source.
 HELPERS = "_warpwright_blocks"
-_GATES = {f"{f}.{name}" for f in ("F", "nn.functional", "torch.nn.functional") for name in ("silu", "gelu")}
 # The kinds of sites that are not of kind "fused".
 KIND_OF = {
     "gate_linear": "gated_linear",
     "gate_halves": "gated_linear",
     "gated_mlp": "mlp",
     "attend": "attention",
+    "interpolate": "resize",
     "given": "attention_mask",
     "rotate": "rotary_embedding",
     "convolve": "causal_conv1d",
@@ -65,7 +66,10 @@ _MASKS = {"create_causal_mask", "create_sliding_window_causal_mask", "mask_funct
 _COUNTING = {"arange", "get_seq_length", "unsqueeze", "expand", "view", "size"}
 _PARTS, _NORMED = "_warpwright_parts", "_warpwright_normed"
 _POSITIONS, _GIVEN = "position_ids", "_warpwright_position_ids"
-_ATTENTION = {f"{f}.scaled_dot_product_attention" for f in ("F", "nn.functional", "torch.nn.functional")}
+_FUNCTIONAL = ("F", "nn.functional", "torch.nn.functional")
+_ATTENTION = {f"{f}.scaled_dot_product_attention" for f in _FUNCTIONAL}
+_GATES = {f"{f}.{name}" for f in _FUNCTIONAL for name in ("silu", "gelu")}
+_RESIZING = {f"{f}.interpolate" for f in _FUNCTIONAL}
 
 
 def _of_self(node: ast.AST) -> bool:
@@ -514,11 +518,11 @@ class Rewriter(ast.NodeTransformer):
             *factors, x = parts
             self._site("gated_mlp", *factors, call[0])
             return ast.copy_location(self._helper("gated_mlp", itself, *factors, call[0], x), node)
-        if ast.unparse(node.func) in _ATTENTION and "attention" in self.kinds:
-            self._site("attend")
-            return ast.copy_location(
-                self._helper("attend", ast.Name("self", ast.Load()), *node.args, keywords=node.keywords), node
-            )
+        for functions, helper in ((_ATTENTION, "attend"), (_RESIZING, "interpolate")):
+            if ast.unparse(node.func) in functions and KIND_OF[helper] in self.kinds:
+                self._site(helper)
+                itself = ast.Name("self", ast.Load())
+                return ast.copy_location(self._helper(helper, itself, *node.args, keywords=node.keywords), node)
         if "rotary_embedding" in self.kinds and self._is_rotation(node):
             self._site("rotate")
             arguments = (ast.Name("self", ast.Load()), node.func, *node.args)
