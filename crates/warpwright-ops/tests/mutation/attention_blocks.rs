@@ -11,12 +11,14 @@ use crate::harness::{Survivor, Sweep, TARGET, plain, plans};
 
 /// Queries, keys, elements of a head, and heads of queries and of keys: several tiles of a mask and one, which end with the sequences or are cut.
 type Case = ([usize; 3], [usize; 2]);
-const CASES: [Case; 5] = [
+const CASES: [Case; 6] = [
     ([150, 290, 64], [2, 1]),
     ([257, 130, 40], [1, 1]),
     ([128, 128, 64], [2, 2]),
     ([3, 1, 16], [1, 1]),
     ([20, 140, 64], [1, 1]),
+    // The second tile of queries sees keys beyond those of the first.
+    ([200, 400, 64], [1, 1]),
 ];
 
 /// A pattern in which tiles are left out at both ends of lists, whole, and seen in part; a query and a key that see nothing, and in the last case
