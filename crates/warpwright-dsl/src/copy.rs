@@ -143,7 +143,7 @@ impl<'k> K<'k> {
     }
 }
 
-/// A ring of equal parts of shared memory.
+/// Equal parts of shared memory that take turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Stages {
     /// How many there are, at least 2.

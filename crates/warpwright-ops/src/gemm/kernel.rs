@@ -52,15 +52,15 @@ struct Share<'k> {
 
 impl<'k> Share<'k> {
     /// That of `team`, of the block's.
-    fn of_team(self, team: U32<'k>, tiles: &Tiles, ring_bytes: u32) -> Self {
+    fn of_team(self, team: U32<'k>, tiles: &Tiles, stages_bytes: u32) -> Self {
         let Tiles { slice, teams, .. } = *tiles;
         let steps = (self.depth + (teams * slice - 1)) / (teams * slice);
         let before = team * steps * slice;
-        let ring = team * ring_bytes;
+        let behind = team * stages_bytes;
         Self {
             team: Some(team),
-            tile_a: self.tile_a.moved(ring),
-            tile_b: self.tile_b.moved(ring),
+            tile_a: self.tile_a.moved(behind),
+            tile_b: self.tile_b.moved(behind),
             first: self.first + before,
             depth: (self.depth.max(before) - before).min(steps * slice),
             steps: Some(steps),

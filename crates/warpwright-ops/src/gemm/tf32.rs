@@ -269,8 +269,8 @@ pub(super) fn exact_sums<'k>(factors: &Factors, config: SplitConfig, problem: &P
     let sides = (&left, &right);
     let sums = multiply(factors, (tiles, true), problem, sides);
     // Behind the stages, which may be needed again.
-    let ring = tiles.pipeline(factors.dtype, factors.major.0, factors.major.1).total_bytes();
-    let tile = SumTile::new::<f32>(k, tiles.rows, tiles.cols, 1).moved(ring);
+    let stages = tiles.pipeline(factors.dtype, factors.major.0, factors.major.1).total_bytes();
+    let tile = SumTile::new::<f32>(k, tiles.rows, tiles.cols, 1).moved(stages);
     store(k, tile, sides, &sums, Some((SCALE * SCALE).recip()));
     k.if_(!all_finite(k, &sums), || {
         simt::Sums::<f32>::new(factors, config.simt(), problem).replace(tile);

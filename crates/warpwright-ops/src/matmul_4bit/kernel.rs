@@ -8,10 +8,10 @@
 //! A byte of codes is looked up in a table of pairs in shared memory, of which each lane has a copy in a bank of its own.
 //!
 //! A block goes through tiles of rows of the weight, its warps through runs of four slices of the common dimension, and loads the
-//! slices of the next run while it multiplies those of the last, or has them copied to shared memory (`ring`). Sums of the warps are added
+//! slices of the next run while it multiplies those of the last, or has them copied to shared memory (`staged`). Sums of the warps are added
 //! in their order.
 
-mod ring;
+mod staged;
 
 use warpwright_dsl::prelude::*;
 
@@ -140,8 +140,8 @@ impl KernelDef for Stream {
         let map = self.groups.is_nested().then(|| at.at(u64::from(TABLE_BYTES)).cast::<f32>());
         map.into_iter().for_each(|map| fill_map(k, map));
         let fixed = config.fixed_bytes(self.groups.is_nested());
-        let ring = at.at(u64::from(fixed - config.ring_bytes()));
-        let sums = at.at(u64::from(fixed - config.ring_bytes() - config.sums_bytes())).cast::<f32>();
+        let stages = at.at(u64::from(fixed - config.stages_bytes()));
+        let sums = at.at(u64::from(fixed - config.stages_bytes() - config.sums_bytes())).cast::<f32>();
         let x = at.at(u64::from(fixed));
         k.after_previous_grid();
         let begin = k.block_idx_y() * p.part;
@@ -178,7 +178,7 @@ impl KernelDef for Stream {
             steps: (runs + (of_step - 1)) / of_step,
         };
         if config.stages > 0 {
-            block.run_staged((begin, len), x, ring);
+            block.run_staged((begin, len), x, stages);
         } else {
             block.run((begin, len), x);
         }

@@ -27,8 +27,8 @@ pub(super) const ATOM_COLS: u32 = 8;
 pub(super) const SLICES: u32 = 4;
 
 /// Bytes of a row in a run that is copied to shared memory, and of all rows of it.
-pub(super) const RING_ROW_BYTES: u32 = 128;
-pub(super) const RUN_BYTES: u32 = ATOM_ROWS * RING_ROW_BYTES;
+pub(super) const STAGE_ROW_BYTES: u32 = 128;
+pub(super) const RUN_BYTES: u32 = ATOM_ROWS * STAGE_ROW_BYTES;
 
 /// How a block of the streaming kernel is laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -59,11 +59,11 @@ impl StreamConfig {
 
     /// Slices of a run.
     pub const fn slices(self) -> u32 {
-        if self.stages > 0 { 2 * RING_ROW_BYTES / self.slice() } else { SLICES }
+        if self.stages > 0 { 2 * STAGE_ROW_BYTES / self.slice() } else { SLICES }
     }
 
     /// Bytes of all stages of all warps.
-    pub(super) const fn ring_bytes(self) -> u32 {
+    pub(super) const fn stages_bytes(self) -> u32 {
         self.warps * self.stages * RUN_BYTES
     }
 
@@ -104,7 +104,7 @@ impl StreamConfig {
 
     /// Bytes of shared memory in front of `x`: tables, sums and stages.
     pub(super) const fn fixed_bytes(self, nested: bool) -> u32 {
-        TABLE_BYTES + if nested { MAP_LEN * 4 } else { 0 } + self.sums_bytes() + self.ring_bytes()
+        TABLE_BYTES + if nested { MAP_LEN * 4 } else { 0 } + self.sums_bytes() + self.stages_bytes()
     }
 
     /// Bytes from one row of `x` in shared memory to the next, `len` elements of 16 bits: lanes of two rows do not meet in a bank.

@@ -55,13 +55,13 @@ impl Tiles {
         (layout(dtype, a, self.rows, self.slice), layout(dtype, b, self.cols, self.slice))
     }
 
-    /// The ring of slices of a team.
+    /// The stages of slices of a team.
     pub(in crate::gemm) const fn pipeline(&self, dtype: DType, a: Major, b: Major) -> Stages {
         let (a, b) = self.layouts(dtype, a, b);
         Stages { count: self.stages, bytes: a.bytes() + b.bytes() }
     }
 
-    /// Bytes of dynamic shared memory: the rings, or the sums of the tile, which follow them there.
+    /// Bytes of dynamic shared memory: the stages, or the sums of the tile, which follow them there.
     pub fn shared_bytes(&self, dtype: DType, a: Major, b: Major) -> u32 {
         let sum = if dtype == DType::F64 { 8 } else { 4 };
         self.teams * self.pipeline(dtype, a, b).total_bytes().max(self.rows * self.cols * sum)

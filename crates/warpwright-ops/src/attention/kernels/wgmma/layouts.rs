@@ -177,7 +177,7 @@ impl WgmmaSweep {
         self.widths().map(|outer| PanelTile { dtype, major: Major::Mn, outer, depth: self.columns })
     }
 
-    /// Bytes of a place in the ring, which tiles of both tensors fit.
+    /// Bytes of a stage, which tiles of both tensors fit.
     pub(in crate::attention) fn tile_bytes(self, dtype: DType) -> u32 {
         let [first, second] = self.of_products(dtype);
         first.bytes().max(second.bytes())

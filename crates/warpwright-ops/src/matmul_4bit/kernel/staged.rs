@@ -6,7 +6,7 @@
 use warpwright_dsl::Stages;
 
 use super::*;
-use crate::matmul_4bit::tuning::{RING_ROW_BYTES, RUN_BYTES};
+use crate::matmul_4bit::tuning::{RUN_BYTES, STAGE_ROW_BYTES};
 
 /// One of the runs that a warp takes: the number of its tile among those of the block, and its own in the tile.
 #[derive(Clone, Copy)]
@@ -19,11 +19,11 @@ warpwright_dsl::carry!(Place { tile, run });
 /// Bytes of a copy.
 const PIECE: u32 = 16;
 /// Pieces of a row of a run, and rows that a warp copies at once.
-const PIECES: u32 = RING_ROW_BYTES / PIECE;
+const PIECES: u32 = STAGE_ROW_BYTES / PIECE;
 const ROWS_AT_ONCE: u32 = 32 / PIECES;
 
 /// The stages of a warp, as a lane sees them.
-struct Ring<'a, 'k> {
+struct StagedRuns<'a, 'k> {
     block: &'a Block<'k>,
     /// Tiles of the block.
     tiles: U32<'k>,
@@ -34,33 +34,33 @@ struct Ring<'a, 'k> {
 }
 
 impl<'k> Block<'k> {
-    /// Goes through the tiles of the block. `ring` is where the stages of the first warp begin.
+    /// Goes through the tiles of the block. `first_stage` is where the stages of the first warp begin.
     pub(super) fn run_staged(
         &self,
         (begin, len): (U32<'k>, U32<'k>),
         x: Ptr<'k, Shared, u8>,
-        ring: Ptr<'k, Shared, u8>,
+        first_stage: Ptr<'k, Shared, u8>,
     ) {
         let (k, config) = (self.k, self.kernel.config);
         let stages = Stages { count: config.stages, bytes: RUN_BYTES };
-        let ring = self.ring(ring.at(self.warp * stages.total_bytes()));
+        let staged = self.staged(first_stage.at(self.warp * stages.total_bytes()));
         let zero = k.lit(0u32);
-        let start = ring.within_tile(Place { tile: zero, run: self.warp });
+        let start = staged.within_tile(Place { tile: zero, run: self.warp });
         // The first run and x are one group, so that nothing waits for more.
-        ring.copy(start, zero);
-        let scales = ring.scales(start);
+        staged.copy(start, zero);
+        let scales = staged.scales(start);
         self.copy_x(x, begin, len);
-        let ahead = (1..config.stages - 1).fold(ring.after(start), |place, stage| {
-            ring.copy(place, k.lit(stage * RUN_BYTES));
+        let ahead = (1..config.stages - 1).fold(staged.after(start), |place, stage| {
+            staged.copy(place, k.lit(stage * RUN_BYTES));
             k.commit_copies();
-            ring.after(place)
+            staged.after(place)
         });
         k.wait_copies(config.stages - 2);
         k.barrier();
         k.start_next_grid();
         let write = k.lit((config.stages - 1) * RUN_BYTES);
         let state = ((start, scales), (ahead, zero, write), zero);
-        let _ = k.fold(k.range(0, ring.tiles, 1), state, |tile, (next, copies, turn)| {
+        let _ = k.fold(k.range(0, staged.tiles, 1), state, |tile, (next, copies, turn)| {
             let (next, copies, sums) = k.while_(
                 (next, copies, self.zeros()),
                 |((place, _), _, _)| place.tile.eq(tile),
@@ -68,16 +68,16 @@ impl<'k> Block<'k> {
                     // The run is there, and all lanes have read the stage that the next copies overwrite.
                     k.wait_copies(config.stages - 2);
                     k.warp_barrier();
-                    ring.copy(ahead, write);
+                    staged.copy(ahead, write);
                     k.commit_copies();
-                    let next = ring.after(place);
-                    let of_next = ring.scales(next);
+                    let next = staged.after(place);
+                    let of_next = staged.scales(next);
                     let first = place.run << config.slices().trailing_zeros();
                     let sums = (0..config.slices()).zip(scales).fold(sums, |sums, (slice, scales)| {
-                        let loaded = Slice { codes: ring.codes(slice, read), scales };
+                        let loaded = Slice { codes: staged.codes(slice, read), scales };
                         self.products(first, slice, &loaded, &sums, None)
                     });
-                    ((next, of_next), (ring.after(ahead), stages.after(read), stages.after(write)), sums)
+                    ((next, of_next), (staged.after(ahead), stages.after(read), stages.after(write)), sums)
                 },
             );
             self.finish(k.block_idx_x() + tile * k.grid_dim_x(), turn, &sums);
@@ -85,7 +85,7 @@ impl<'k> Block<'k> {
         });
     }
 
-    fn ring(&self, at: Ptr<'k, Shared, u8>) -> Ring<'_, 'k> {
+    fn staged(&self, at: Ptr<'k, Shared, u8>) -> StagedRuns<'_, 'k> {
         let (k, config) = (self.k, self.kernel.config);
         let (first, blocks) = (k.block_idx_x(), k.grid_dim_x());
         let tiles = (self.p.n + (config.rows() - 1)) / config.rows();
@@ -93,14 +93,14 @@ impl<'k> Block<'k> {
         let (row, piece) = (lane >> PIECES.trailing_zeros(), lane & (PIECES - 1));
         let to = [0, 1].map(|odd| {
             let row = row + odd * ROWS_AT_ONCE;
-            at.at((lane >> PIECES.trailing_zeros()) * RING_ROW_BYTES + ((piece ^ self.turned(row)) << 4))
+            at.at((lane >> PIECES.trailing_zeros()) * STAGE_ROW_BYTES + ((piece ^ self.turned(row)) << 4))
         });
         // A slice is a piece, or two.
         let shift = (PIECE * config.words).trailing_zeros();
-        let row = at.at(self.row * RING_ROW_BYTES + self.quad * (4 * config.words));
+        let row = at.at(self.row * STAGE_ROW_BYTES + self.quad * (4 * config.words));
         let turned = self.turned(self.row) >> (config.words - 1);
         let from = (0..config.slices()).map(|slice| row.at((turned ^ slice) << shift)).collect();
-        Ring { block: self, tiles: (tiles - first + (blocks - 1)) / blocks, to, from }
+        StagedRuns { block: self, tiles: (tiles - first + (blocks - 1)) / blocks, to, from }
     }
 
     /// The factor of an exclusive or with the numbers of the pieces of a row, so that rows that are read at once lie in different banks.
@@ -109,7 +109,7 @@ impl<'k> Block<'k> {
     }
 }
 
-impl<'k> Ring<'_, 'k> {
+impl<'k> StagedRuns<'_, 'k> {
     /// The place whose run may be one of a tile behind.
     fn within_tile(&self, place: Place<'k>) -> Place<'k> {
         let Block { k, runs, .. } = *self.block;
@@ -138,7 +138,7 @@ impl<'k> Ring<'_, 'k> {
             let lane = k.lane_idx();
             let row = self.first_row(place) + (lane >> PIECES.trailing_zeros());
             let within = (first << (16 * kernel.config.words).trailing_zeros())
-                + (place.run << RING_ROW_BYTES.trailing_zeros())
+                + (place.run << STAGE_ROW_BYTES.trailing_zeros())
                 + ((lane & (PIECES - 1)) << PIECE.trailing_zeros());
             let origin = p.weight.address() + within.to_u64();
             let bytes = (p.k >> 1).to_u64();
@@ -146,7 +146,7 @@ impl<'k> Ring<'_, 'k> {
                 // Rows behind the last are computed, and not stored.
                 let row = (row + group * ROWS_AT_ONCE).min(p.n - 1);
                 let from = p.weight.at_address(row.to_u64().mul_add(bytes, origin));
-                let to = self.to[(group % 2) as usize].at(u64::from(group * ROWS_AT_ONCE * RING_ROW_BYTES));
+                let to = self.to[(group % 2) as usize].at(u64::from(group * ROWS_AT_ONCE * STAGE_ROW_BYTES));
                 to.at(stage).copy_16(from);
             }
         });
@@ -157,7 +157,7 @@ impl<'k> Ring<'_, 'k> {
         let words = self.block.kernel.config.words;
         let row = self.from[slice as usize].at(stage);
         let half =
-            |half: u64| row.at(half * u64::from(ATOM_ROWS / 2 * RING_ROW_BYTES)).cast::<u32>().load(words);
+            |half: u64| row.at(half * u64::from(ATOM_ROWS / 2 * STAGE_ROW_BYTES)).cast::<u32>().load(words);
         [0, 1].map(|i| half(i).into_iter().collect()).into()
     }
 
