@@ -176,17 +176,100 @@ def test_errors_are_no_larger_than_those_of_pytorch(dtype, gated):
         assert distance(found, wanted) <= 1.1 * distance(other, wanted)
 
 
-def test_compiled_and_transformed():
+def gradients(function, arguments):
+    arguments = [t.detach().requires_grad_(t.requires_grad) for t in arguments]
+    y = function(*arguments)
+    y.square().sum().backward()
+    return [y.detach(), *(t.grad for t in arguments if t.requires_grad)]
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled(gated, backend):
+    """Results and gradients of what traces are those of direct calls, whichever are wanted."""
+    function, shapes = (wt.gated_mlp, GATED) if gated else (wt.mlp, MLP)
+    arguments = tensors(torch.float64, *shapes)
+    for frozen in ([], [0], [1, 2], [len(shapes) - 1], range(len(shapes))):
+        for i, t in enumerate(arguments):
+            t.requires_grad_(i not in frozen)
+        torch._dynamo.reset()
+        compiled = torch.compile(function, backend=backend, fullgraph=True)
+        if len(frozen) == len(shapes):
+            torch.testing.assert_close(compiled(*arguments), function(*arguments))
+            with torch.inference_mode():
+                torch.testing.assert_close(compiled(*arguments), function(*arguments))
+        else:
+            for found, wanted in zip(gradients(compiled, arguments), gradients(function, arguments)):
+                torch.testing.assert_close(found, wanted)
+
+
+def test_compiled_with_extents_that_change():
+    arguments = tensors(torch.float64, *MLP)
+    torch._dynamo.reset()
+    torch._dynamo.mark_dynamic(arguments[0], 1)
+    found = torch.compile(wt.mlp, backend="aot_eager", fullgraph=True)(*arguments)
+    torch.testing.assert_close(found, wt.mlp(*arguments))
+
+
+def test_compiled_transposes():
+    x, w1, b1, w2, b2 = tensors(torch.float64, (3, 8), (8, 16), (16,), (16, 8), (8,))
+    function = lambda x, w1, b1, w2, b2: wt.mlp(x, w1.t(), b1, w2.t(), b2)  # noqa: E731
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+    for found, wanted in zip(gradients(compiled, (x, w1, b1, w2, b2)), gradients(function, (x, w1, b1, w2, b2))):
+        torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("requires", [False, True])
+def test_opcheck(requires):
+    x, w1, b1, w2, b2 = (t.requires_grad_(requires) for t in tensors(torch.float32, *MLP))
+    ops = torch.ops.warpwright
+    torch.library.opcheck(ops.mlp.default, (x, w1, b1, w2, b2, "gelu_erf"))
+    torch.library.opcheck(ops.mlp.default, (x, w1, None, w2, None, "relu"))
+    x, gate, up, down, gate_bias, up_bias, down_bias = (t.requires_grad_(requires) for t in tensors(torch.float32, *GATED))
+    torch.library.opcheck(ops.gated_mlp.default, (x, gate, gate_bias, up, up_bias, down, down_bias, "swiglu"))
+    torch.library.opcheck(ops.linear_bias.default, (x, gate, gate_bias))
+
+
+def test_opcheck_of_launches():
+    x, w1, b1, w2, b2 = (t.detach() for t in tensors(torch.float32, *MLP))
+    dy, z = torch.ones(2, 5, 8), torch.ones(2, 5, 16)
+    for name, arguments in {
+        "linear_activated": (x, w1, b1, "gelu_erf"),
+        "linear_activation": (x, w1, b1, "gelu_erf"),
+        "activation_linear_backward": (dy, w2, z, "gelu_erf"),
+        "gated_linear_factors": (x, w1, w1, "swiglu", None, None),
+        "gated_activation_linear_backward": (dy, w2, z, z, "swiglu"),
+        "linear_weight_backward": (x.flatten(0, 1), z.flatten(0, 1)),
+    }.items():
+        torch.library.opcheck(getattr(torch.ops.warpwright, f"_{name}").default, arguments)
+
+
+def test_second_derivatives_and_tangents_are_refused():
+    x, *rest = arguments = tensors(torch.float64, *MLP)
+    for call in (wt.mlp, lambda *arguments: torch.ops.warpwright.mlp(*arguments, "gelu_erf")):
+        (dx,) = torch.autograd.grad(call(*arguments).square().sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            dx.sum().backward()
+        with torch.autograd.forward_ad.dual_level(), pytest.raises(NotImplementedError, match="mlp"):
+            call(torch.autograd.forward_ad.make_dual(x.detach(), torch.ones_like(x)), *rest)
+
+
+def test_transformed_and_under_autocast():
     arguments = tensors(torch.float64, *MLP)
     expected = wt.mlp(*arguments)
-    torch._dynamo.reset()
-    torch.testing.assert_close(torch.compile(wt.mlp, backend="eager", fullgraph=True)(*arguments), expected)
     x, *rest = (t.detach() for t in arguments)
     grad = torch.func.grad(lambda x: wt.mlp(x, *rest).sum())(x)
     (wanted,) = torch.autograd.grad(expected.sum(), arguments[0])
     torch.testing.assert_close(grad, wanted)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert wt.mlp(*(t.float() for t in arguments)).dtype == torch.bfloat16
+    for function in (wt.mlp, torch.compile(wt.mlp, backend="aot_eager")):
+        torch._dynamo.reset()
+        single = [t.detach().float().requires_grad_() for t in arguments]
+        with torch.autocast("cpu", torch.bfloat16):
+            y = function(*single)
+        y.sum().backward()
+        assert y.dtype == torch.bfloat16 and all(t.grad.dtype == torch.float32 for t in single)
+        assert distance(single[0].grad, wanted) < 2e-2
 
 
 def test_errors_name_arguments():

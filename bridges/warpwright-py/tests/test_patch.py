@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
+from torch._dynamo.backends.debugging import aot_eager  # noqa: E402
 
 import warpwright as ww  # noqa: E402
 import warpwright.torch as wt  # noqa: E402
@@ -435,6 +436,31 @@ def test_biases_have_gradients_of_ours_where_products_are_left(shape):
         assert type(copied) is type(ours) and torch.equal(copied(x), theirs(x))
     patched.undo()
     assert type(ours) is nn.Linear
+
+
+@pytest.mark.parametrize("shape", [(8,), (33, 8), (2, 5, 8), (0, 8)])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_compiled_layers_have_gradients_of_weight_and_bias_at_once(shape, autocast):
+    torch.manual_seed(3)
+    theirs, exact = nn.Linear(8, 16, dtype=torch.float16 if autocast else torch.bfloat16), nn.Linear(8, 16).double()
+    ours = copy.deepcopy(theirs)
+    exact.load_state_dict(theirs.state_dict())
+    wt.patch(ours, emulator=True, enable={"linear_bias"} if autocast else set())
+    seen = []
+
+    def backend(graph, given):
+        seen.extend(str(node.target) for node in graph.graph.nodes if "warpwright" in str(node.target))
+        return aot_eager(graph, given)
+
+    torch._dynamo.reset()
+    x = torch.randn(shape, dtype=theirs.weight.dtype)
+    for module, call, one in ((ours, torch.compile(ours, backend=backend), x), (theirs, theirs, x), (exact, exact, x.double())):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast and module is not exact):
+            y = call(one)
+        y.double().square().sum().backward()
+    assert seen == ["warpwright.linear_bias.default"]
+    for (name, a), b, c in zip(ours.named_parameters(), theirs.parameters(), exact.parameters()):
+        assert (a.grad - c.grad).norm() <= 1.1 * (b.grad - c.grad).norm() + 1e-3 * c.grad.norm(), name
 
 
 def test_bias_gradients_are_left_without_a_graph():

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch import nn  # noqa: E402
 
 import warpwright.torch as wt  # noqa: E402
-from warpwright.torch import _patch_blocks, _patch_libraries, _patch_modules  # noqa: E402
+from warpwright.torch import _patch_attention, _patch_blocks, _patch_libraries, _patch_modules  # noqa: E402
 from warpwright.torch._patch_attention import of_parts, of_views  # noqa: E402
 
 
@@ -22,7 +22,7 @@ def packed(monkeypatch):
         seen.append(tuple(qkv.shape))
         return wt.attention_qkvpacked(qkv, *arguments, **options)
 
-    for module in (_patch_blocks, _patch_libraries, _patch_modules):
+    for module in (_patch_attention, _patch_libraries, _patch_modules):
         monkeypatch.setattr(module, "attention_qkvpacked", counted)
     return seen
 

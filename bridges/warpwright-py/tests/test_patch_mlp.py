@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
+from torch._dynamo.backends.debugging import aot_eager  # noqa: E402
 
 import warpwright.torch as wt  # noqa: E402
 from warpwright.torch._patch_rules import mlp_rule  # noqa: E402
@@ -238,8 +239,14 @@ def test_compiled_copied_and_checkpointed(block: Any, cls: type) -> None:
     assert all(torch.equal(a, b) for a, b in zip(again[:2], ours[:2]))
     torch._dynamo.reset()
     before = calls(patched)[0]
-    assert agrees(step(torch.compile(model, backend="aot_eager", fullgraph=True), x), theirs, exact)
-    assert calls(patched)[0] == before
+    seen: list[str] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        seen.extend(str(node.target) for node in graph.graph.nodes if "warpwright" in str(node.target))
+        return aot_eager(graph, inputs)
+
+    assert agrees(step(torch.compile(model, backend=backend, fullgraph=True), x), theirs, exact)
+    assert calls(patched)[0] == before and seen == [f"warpwright.{'mlp' if cls is Mlp else 'gated_mlp'}.default"]
 
 
 class Checkpointed(nn.Module):

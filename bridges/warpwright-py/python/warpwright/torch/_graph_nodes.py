@@ -4,19 +4,42 @@ from __future__ import annotations
 
 import inspect
 import operator
-from typing import Any, Callable, Collection, Dict, Iterable, List, Optional, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any, Callable, Collection, Dict, Iterable, List, Optional, Sequence, Set, Tuple, Union
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Node
 
+Reason = Optional[str]
 _IN_PLACE = {
     operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv, operator.imod, operator.ipow, operator.iand, operator.ior,
     operator.ixor, operator.ilshift, operator.irshift, operator.imatmul, operator.setitem, operator.delitem,
 }  # fmt: skip
 # Their statistics are written.
 _NORMS = {F.batch_norm: 5, F.instance_norm: 5, torch.batch_norm: 5, torch.instance_norm: 5}
+
+
+@dataclass
+class Change:
+    """A call of ours in place of calls of PyTorch's.
+
+    at: the call whose result it has, in whose place it is put; absorbed: those before it that go. also: a call before `at` that has the second of two results, in
+    whose place it is put then. views: calls that the first argument passes before. about: more of it, for the report.
+    """
+
+    function: Callable[..., Any]
+    arguments: Tuple[Any, ...]
+    at: Node
+    absorbed: List[Node] = field(default_factory=list)
+    options: Dict[str, Any] = field(default_factory=dict)
+    also: Optional[Node] = None
+    views: List[Node] = field(default_factory=list)
+    about: str = ""
+
+
+Decision = Union[Change, str]
 
 
 def value(argument: Any) -> Any:
@@ -111,6 +134,24 @@ def hindrance(first: Node, last: Node, absorbed: Collection[Node], read: Iterabl
                     return f"{node.name} writes in place between its parts"
         node = node.next
     return None
+
+
+def retyped(*nodes: Any) -> Reason:
+    """Autocast, or types that PyTorch makes one of."""
+    dtypes = {t.dtype for t in map(tensor, nodes) if t is not None}
+    return None if len(dtypes) == 1 else f"of several types: {', '.join(sorted(str(d).split('.')[-1] for d in dtypes))}"
+
+
+def are_recorded(*nodes: Any) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in map(tensor, nodes))
+
+
+def moved(first: Node, change: Change) -> Reason:
+    """A reason why a change that takes several calls may not be at the last of them."""
+    if first is change.at:
+        return None
+    read = [*change.arguments, *change.options.values()]
+    return hindrance(first, change.at, change.absorbed, read)
 
 
 _RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "normal", "uniform", "exponential", "poisson", "seed")

@@ -2,51 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import operator
-from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Optional, Tuple, Union
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Node
 
-from . import _batch, _conv, _cross_entropy, _embedding, _groups, _linear_cross_entropy, _matmul, _pool, _rows
+from . import _batch, _conv, _cross_entropy, _embedding, _graph_feed_forward, _groups, _linear_cross_entropy, _matmul, _pool, _rows
 from ._attention import scaled_dot_product_attention
-from ._graph_nodes import calls, constant, given, hindrance, names_of, only_user, other_summand, same, tensor
-from ._patch_rules import LOW, attention_reason, attention_refusal, groups_reason
+from ._graph_nodes import (
+    Change, Decision, Reason, are_recorded, calls, constant, given, hindrance, moved, names_of, only_user, other_summand, retyped, same, tensor,
+)  # fmt: skip
+from ._linear_bias import traced_linear
+from ._patch_attention import attention_of_views
+from ._patch_rules import LOW, attention_reason, attention_refusal, groups_reason, one_launch_reason
 
-Reason = Optional[str]
 _RELU = {F.relu, torch.relu, F.relu_, torch.relu_}
 _FLOAT = ("float", "to", "type")
 _VIEWS = ("view", "reshape", "flatten", "contiguous", "unflatten", "squeeze", "unsqueeze")
-
-
-@dataclass
-class Change:
-    """A call of ours in place of calls of PyTorch's.
-
-    at: the call whose result it has, in whose place it is put; absorbed: those before it that go. also: a call before `at` that has the second of two results, in
-    whose place it is put then. views: calls that the first argument passes before. about: more of it, for the report.
-    """
-
-    function: Callable[..., Any]
-    arguments: Tuple[Any, ...]
-    at: Node
-    absorbed: List[Node] = field(default_factory=list)
-    options: Dict[str, Any] = field(default_factory=dict)
-    also: Optional[Node] = None
-    views: List[Node] = field(default_factory=list)
-    about: str = ""
-
-
-Decision = Union[Change, str]
-
-
-def _retyped(*nodes: Any) -> Reason:
-    """Autocast, or types that PyTorch makes one of."""
-    dtypes = {t.dtype for t in map(tensor, nodes) if t is not None}
-    return None if len(dtypes) == 1 else f"of several types: {', '.join(sorted(str(d).split('.')[-1] for d in dtypes))}"
 
 
 def _even(*extents: Any) -> bool:
@@ -68,7 +45,7 @@ def _other_layout(node: Node, x: Tensor) -> Reason:
 def _of_images(node: Node, x: Any, *others: Any) -> Reason:
     """Why an operation of images, or of what else has channels, is left."""
     found = tensor(x)
-    return "not of a tensor" if found is None else _retyped(x, *others, node) or _other_layout(node, found)
+    return "not of a tensor" if found is None else retyped(x, *others, node) or _other_layout(node, found)
 
 
 # Attention.
@@ -138,7 +115,7 @@ def _attention(node: Node) -> Decision:
         return "dropout would drop other elements than PyTorch's"
     if not all(isinstance(t.shape[i], int) for t in (q, k, v) for i in (1, 3)):
         return "heads and their elements are not the same in every call"
-    why = _retyped(*(a[name] for name in _ATTENTION[:3]), node) or attention_refusal(q, k, v) or attention_reason(q.shape[-1], q, k, v)
+    why = retyped(*(a[name] for name in _ATTENTION[:3]), node) or attention_refusal(q, k, v) or attention_reason(q.shape[-1], q, k, v)
     if why is None and q.dtype not in LOW:
         why = "attention of 32 and 64 bits is left to PyTorch"
     if why is not None:
@@ -154,6 +131,8 @@ def _attention(node: Node) -> Decision:
         keys, values = a["key"], a["value"]
     else:
         grouped, about = True, ", ".join(filter(None, (about, f"keys of {of_keys} heads of queries")))
+    if mask is None:
+        return Change(attention_of_views, (a["query"], keys, values, causal, a.get("scale"), grouped), node, about=about)
     options = {"attn_mask": mask, "is_causal": causal, "scale": a.get("scale"), "enable_gqa": grouped}
     return Change(scaled_dot_product_attention, (a["query"], keys, values), node, options=options, about=about)
 
@@ -187,15 +166,7 @@ def _batch_norm(node: Node) -> Decision:
     arguments = tuple(a.get(name, default) for name, default in zip(_BATCH_NORM, (None, None, None, None, None, False, 0.1, 1e-5)))
     change = Change(_batch.batch_norm, arguments, at, absorbed, {"relu": relu is not None, "residual": residual})
     change.about = "with " + " and ".join(["residual"] * (residual is not None) + ["relu"]) if relu is not None else ""
-    return _moved(node, change) or change
-
-
-def _moved(first: Node, change: Change) -> Reason:
-    """A reason why a change that takes several calls may not be at the last of them."""
-    if first is change.at:
-        return None
-    read = [*change.arguments, *change.options.values()]
-    return hindrance(first, change.at, change.absorbed, read)
+    return moved(node, change) or change
 
 
 def _group_norm(node: Node) -> Decision:
@@ -208,11 +179,11 @@ def _group_norm(node: Node) -> Decision:
     if not calls(user, (F.silu,)) or user is None:
         return Change(_groups.group_norm, arguments, node)
     change = Change(_groups.group_norm, arguments, user, [node], {"silu": True}, about="with silu")
-    return _moved(node, change) or change
+    return moved(node, change) or change
 
 
 def _row_norm(node: Node, arguments: Tuple[Any, ...], alone: Any, with_sum: Any) -> Decision:
-    why = _retyped(arguments[0], *arguments[2:4], node)
+    why = retyped(arguments[0], *arguments[2:4], node)
     if why is not None:
         return why
     x, *rest = arguments
@@ -247,13 +218,9 @@ _CONVOLUTION_DEFAULTS = (None, None, None, 1, 0, 1, 1)
 _OURS = {torch.conv2d: _conv.conv2d, torch.conv3d: _conv.conv3d}
 
 
-def _is_recorded(*nodes: Any) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in map(tensor, nodes))
-
-
 def _convolution_reason(node: Node, a: Dict[str, Any]) -> Reason:
     x, weight = tensor(a["input"]), tensor(a["weight"])
-    if x is None or weight is None or _retyped(a["input"], a["weight"], node) is not None:
+    if x is None or weight is None or retyped(a["input"], a["weight"], node) is not None:
         return "of several types"
     if x.dtype not in LOW:
         return "convolutions of 32 and 64 bits are as fast in cuDNN"
@@ -262,7 +229,7 @@ def _convolution_reason(node: Node, a: Dict[str, Any]) -> Reason:
         if not all(isinstance(n, int) for n in (groups, *weight.shape)):
             return "groups are not of the same channels in every call"
         strides = [stride] if isinstance(stride, int) else stride
-        why = groups_reason(groups * weight.shape[1], weight.shape[0], groups, weight.shape[2:], strides, _is_recorded(a["input"], a["weight"]))
+        why = groups_reason(groups * weight.shape[1], weight.shape[0], groups, weight.shape[2:], strides, are_recorded(a["input"], a["weight"]))
         if why is not None:
             return why
     return _other_layout(node, x)
@@ -297,7 +264,7 @@ def _folded(node: Node, made: Dict[str, Any]) -> Optional[Change]:
         return None
     a = given(norm, _BATCH_NORM)
     vectors = tuple(a.get(name) for name in _BATCH_NORM[1:5])
-    recorded = _is_recorded(made["input"], made["weight"], made.get("bias"), *vectors)
+    recorded = are_recorded(made["input"], made["weight"], made.get("bias"), *vectors)
     if a.get("training", False) is not False or a["input"] is not node or None in vectors[:2] or recorded:
         return None
     at, absorbed, about = norm, [node], ["batch norm"]
@@ -327,15 +294,25 @@ _LARGE = 1 << 20
 def _linear(node: Node) -> Decision:
     a = given(node, ("input", "weight", "bias"))
     x, weight = tensor(a["input"]), tensor(a["weight"])
-    if x is None or weight is None or _retyped(a["input"], a["weight"], node) is not None:
+    if x is None or weight is None or retyped(a["input"], a["weight"], node) is not None:
         return "of several types"
     if x.dtype not in LOW:
         return "products of 32 and 64 bits are left to PyTorch"
     if _even(*weight.shape):
-        return "products of 16 bits are as fast in cuBLAS if 8 divides their extents"
+        return _of_both(node, a, x, weight)
     if weight.numel() < _LARGE:
         return "Inductor makes small extents even"
     return Change(_matmul.linear, (a["input"], a["weight"], a.get("bias")), node)
+
+
+def _of_both(node: Node, a: Dict[str, Any], x: Tensor, weight: Tensor) -> Decision:
+    """The layer whose weight and bias have gradients of one launch, where that pays."""
+    bias = a.get("bias")
+    if bias is None or retyped(bias, node) is not None or not (are_recorded(a["weight"]) and are_recorded(bias)):
+        return "products of 16 bits are as fast in cuBLAS if 8 divides their extents"
+    rows = math.prod(x.shape[:-1]) if all(isinstance(n, int) for n in x.shape) else None
+    why = one_launch_reason(x, rows, weight)
+    return why or Change(traced_linear, (a["input"], a["weight"], bias), node, about="gradients of weight and bias at once")
 
 
 # Losses.
@@ -383,7 +360,7 @@ def _cross_entropy_of(node: Node) -> Decision:
     if not converted:
         return change
     change.about, change.views = "of logits before they are converted", list(reversed(converted[:-1]))
-    return _moved(converted[-1], change) or change
+    return moved(converted[-1], change) or change
 
 
 def _linear_cross_entropy_of(node: Node) -> Decision:
@@ -398,7 +375,7 @@ def _linear_cross_entropy_of(node: Node) -> Decision:
         return "its logits are not those of a linear layer alone"
     made = given(source, ("input", "weight", "bias"))
     x, logits, target = tensor(made["input"]), tensor(a["input"]), tensor(a["target"])
-    if x is None or logits is None or target is None or _retyped(made["input"], made["weight"], source) is not None:
+    if x is None or logits is None or target is None or retyped(made["input"], made["weight"], source) is not None:
         return "of several types"
     if a.get("weight") is not None or target.is_floating_point():
         return "weights of classes, or probabilities, are not taken"
@@ -407,7 +384,7 @@ def _linear_cross_entropy_of(node: Node) -> Decision:
     arguments = (made["input"], made["weight"], a["target"], made.get("bias"))
     options = {"ignore_index": a.get("ignore_index", -100), "reduction": a.get("reduction", "mean"), "label_smoothing": a.get("label_smoothing", 0.0)}
     change = Change(_rows_of_loss, arguments, node, [source, *absorbed], options, about="without logits")
-    return _moved(source, change) or change
+    return moved(source, change) or change
 
 
 def _rows_of_loss(input: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor], **options: Any) -> Tensor:  # noqa: A002
@@ -439,11 +416,14 @@ def _embedding_of(node: Node) -> Decision:
 
 @dataclass(frozen=True)
 class Kind:
-    """Calls of PyTorch's that a rule decides on. usual: whether it does so unless it is told otherwise."""
+    """Calls of PyTorch's that a rule decides on. usual: whether it does so unless it is told otherwise; concerns(node): whether there is anything
+    to decide at a call; early: whether it does so before kinds that are not, of which it takes several calls."""
 
     functions: Tuple[Any, ...]
     decide: Callable[[Node], Decision]
     usual: bool
+    concerns: Callable[[Node], bool] = lambda node: True
+    early: bool = False
 
 
 KINDS: Dict[str, Kind] = {
@@ -453,6 +433,8 @@ KINDS: Dict[str, Kind] = {
     # Before the loss alone.
     "linear_cross_entropy": Kind((F.cross_entropy,), _linear_cross_entropy_of, False),
     "cross_entropy": Kind((F.cross_entropy,), _cross_entropy_of, True),
+    "gated_mlp": Kind((F.silu, F.gelu, torch.tanh), _graph_feed_forward.decide, True, _graph_feed_forward.is_gated_mlp, True),
+    "mlp": Kind((F.gelu, F.relu, F.silu, torch.relu, torch.tanh), _graph_feed_forward.decide, True, _graph_feed_forward.is_mlp, True),
     "embedding": Kind((F.embedding,), _embedding_of, False),
     "group_norm": Kind((F.group_norm,), _group_norm, True),
     "layer_norm": Kind((F.layer_norm,), _layer_norm, False),

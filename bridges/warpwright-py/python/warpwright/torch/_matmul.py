@@ -7,6 +7,7 @@ from torch import Tensor
 
 from .. import _native
 from .._errors import DeviceError, DtypeError, Error, ShapeError, misranked, misshapen, renamed
+from .._native import Repeated
 from . import _operators
 from ._common import narrow, row_major
 from ._differentiable import Differentiable
@@ -53,6 +54,15 @@ def of_parameters(x: Optional[Tensor], dy: Tensor, of_weight: bool, of_bias: boo
         return _native.linear_weight_backward(x.flatten(0, -2), rows)
     dweight = _native.matmul(rows.mT, x.flatten(0, -2)) if of_weight else None
     return dweight, rows.sum(0) if of_bias else None
+
+
+# The gradients of the weight and the bias of rows dy [rows, n] of x [rows, k], as calls are made where nothing watches, and for what traces.
+weight_and_bias = Repeated(_native.linear_weight_backward)
+traced_weight_and_bias = Operator(
+    "linear_weight_backward(Tensor x, Tensor dy) -> (Tensor, Tensor)",
+    native=_native.linear_weight_backward,
+    fake=lambda x, dy: (dy.new_empty((dy.shape[1], x.shape[1])), dy.new_empty(dy.shape[1:])),
+).register().inner
 
 
 def _gradients(x: Optional[Tensor], weight: Optional[Tensor], dy: Tensor, wanted: Sequence[bool]) -> Any:
@@ -217,11 +227,14 @@ def linear(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
         raise renamed(error, "linear", a="x", b="weight.mT") from None
 
 
-_gated_linear = Operator(
+_unit = Operator(
     "gated_linear(Tensor x, Tensor gate, Tensor up, str activation, Tensor? gate_bias, Tensor? up_bias) -> Tensor",
     native=lambda x, gate, up, activation, *biases: _gated(x, gate, up, activation, *biases),
     fake=lambda x, gate, up, *rest: x.new_empty((*x.shape[:-1], gate.shape[0])),
-).register().without_gradient()
+).register()
+_gated_linear = _unit.without_gradient()
+# The operator for those who record no gradient.
+of_unit = _unit.inner
 UNITS = {"swiglu": _operators.swiglu, "geglu": _operators.geglu, "geglu_tanh": _operators.geglu_tanh}
 
 

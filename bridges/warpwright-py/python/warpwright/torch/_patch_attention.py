@@ -7,9 +7,15 @@ from typing import Any, Optional
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
-from ._registry import is_compiling
+from ._attention import attention_qkvpacked, scaled_dot_product_attention
+from ._registry import is_compiling, register_composite
 from ._transforms import is_wrapped
+
+# Tensors that a tracer calls with know as much of their views as those with elements.
+_PLAIN = (Tensor, FakeTensor, FunctionalTensor)
 
 
 def of_parts(parts: Any, query: Tensor, key: Tensor, value: Tensor) -> Optional[Tensor]:
@@ -24,11 +30,11 @@ def of_parts(parts: Any, query: Tensor, key: Tensor, value: Tensor) -> Optional[
 
 def of_views(query: Tensor, key: Tensor, value: Tensor) -> Optional[Tensor]:
     """[batch, rows, heads + 2 key_heads, head_dim]: the tensor that queries [batch, heads, rows, head_dim], keys and values are views of, one
-    behind the other, and nothing else is in. A compiler knows no views."""
+    behind the other, and nothing else is in. Code that a compiler reads knows no views: there `attention_of_views` is a call that does."""
     if is_compiling() or query.dim() != 4 or not _recorded(query) or is_wrapped(query):
         return None
     whole, parts = query._base, (query, key, value)
-    if whole is None or type(whole) is not Tensor or not whole.is_contiguous() or whole.dtype != query.dtype:
+    if whole is None or type(whole) not in _PLAIN or not whole.is_contiguous() or whole.dtype != query.dtype:
         return None
     batch, heads, rows, width = query.shape
     others = key.shape[1]
@@ -49,3 +55,23 @@ def of_views(query: Tensor, key: Tensor, value: Tensor) -> Optional[Tensor]:
 
 def _recorded(query: Tensor) -> bool:
     return torch.is_grad_enabled() and query.requires_grad
+
+
+def packed_attention(packed: Tensor, heads: int, is_causal: bool, scale: Optional[float], dropout_p: float = 0.0) -> Tensor:
+    """Attention of what `of_parts` and `of_views` give, as `scaled_dot_product_attention` has it."""
+    o = attention_qkvpacked(packed, heads, softmax_scale=scale, causal=is_causal, alignment="top_left", dropout_p=dropout_p)
+    return o.transpose(1, 2)
+
+
+def _of_views(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: Optional[float], enable_gqa: bool) -> Tensor:
+    packed = of_views(query, key, value) if query.shape[1] == key.shape[1] or enable_gqa else None
+    if packed is not None:
+        return packed_attention(packed, query.shape[1], is_causal, scale)
+    return scaled_dot_product_attention(query, key, value, None, 0.0, is_causal, scale, enable_gqa)
+
+
+attention_of_views = register_composite(
+    "attention_of_views(Tensor query, Tensor key, Tensor value, bool is_causal, float? scale, bool enable_gqa) -> Tensor", _of_views
+)
+"""Attention without a mask, whose gradient is in one piece where queries, keys and values are views of one tensor: of tensors as a tracer of
+operators sees them, which knows that."""

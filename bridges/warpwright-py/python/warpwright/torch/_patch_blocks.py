@@ -19,12 +19,12 @@ from torch import Tensor
 from torch.nn.modules.module import _has_any_global_hook
 
 from . import _batch, _groups, _operators, _patch_folds, _patch_scans, _resize, _rows
-from ._attention import attention_qkvpacked, scaled_dot_product_attention
+from ._attention import scaled_dot_product_attention
 from ._feed_forward import gated_mlp as gated_feed_forward
 from ._feed_forward import mlp as feed_forward
 from ._images import is_recorded
 from ._matmul import gated_linear
-from ._patch_attention import of_parts, of_views
+from ._patch_attention import attention_of_views, of_parts, of_views, packed_attention
 from ._patch_modules import Replaced, Replacement, _unlike
 from ._patch_rules import attention_refusal, attention_rule, gated_linear_rule, mlp_rule, resize_reason, resized
 from ._patch_scans import convolve, convolve_step, scan, scan_chunks, scan_heads_step, scan_step  # noqa: F401
@@ -416,9 +416,10 @@ def attend(
 
     def ours() -> Tensor:
         if packed is None:
+            if is_compiling() and replacement.packed and attn_mask is None and dropout_p == 0:
+                return attention_of_views(query, key, value, is_causal, scale, bool(options.get("enable_gqa")))
             return scaled_dot_product_attention(*arguments, scale=scale, **options)
-        o = attention_qkvpacked(packed, query.shape[1], softmax_scale=scale, causal=is_causal, alignment="top_left", dropout_p=dropout_p)
-        return o.transpose(1, 2)
+        return packed_attention(packed, query.shape[1], is_causal, scale, dropout_p)
 
     theirs = lambda: F.scaled_dot_product_attention(*arguments, scale=scale, **options)  # noqa: E731
     refused = attention_refusal(query, key, value)

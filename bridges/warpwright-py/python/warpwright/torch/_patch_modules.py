@@ -297,8 +297,9 @@ def _one_width(module: Any) -> Optional[str]:
 
 _NORM = Rule(call=_unlike)
 BIAS = Rule(call=lambda module, x: reason(module.bias, x))
+_OF_BOTH = Rule(call=lambda module, x: reason(module.bias, x, module.weight))
 _LINEAR_BIAS = Recipe(
-    "linear_bias", lambda module, input: linear(input, module.weight, module.bias), fits=_has_bias, rule=BIAS, idle=is_idle
+    "linear_bias", lambda module, input: linear(input, module.weight, module.bias), fits=_has_bias, rule=_OF_BOTH, idle=is_idle
 )
 RECIPES: Dict[type, Recipe] = dict(
     [

@@ -204,6 +204,20 @@ def _has_one_launch(index: int) -> bool:
     return torch.cuda.get_device_capability(index) == (9, 0)
 
 
+def _rows_of(x: Tensor) -> int:
+    return x.numel() // x.shape[-1] if x.shape[-1] else 0
+
+
+def gated_rows_reason(x: Tensor, dtype: torch.dtype, rows: Any, weights: Sequence[Any]) -> Reason:
+    """A reason to leave the products of a gated unit to PyTorch, where no gradient is recorded: x of so many rows, as `dtype`; rows as `mlp_reason`
+    has them."""
+    if dtype not in LOW:
+        return "products of 32 and 64 bits are no single launch"
+    if rows is not None and rows < _FEW_ROWS and sum(weight.numel() for weight in weights) > _LARGE:
+        return "products of few rows with large weights are faster in cuBLAS"
+    return None if not x.is_cuda or _has_one_launch(x.device.index) else "products and their unit are one launch on sm_90 alone"
+
+
 def gated_linear_rule(*weights: Tensor) -> Callable[[Any, Tensor], Reason]:
     """A reason to leave the products of a gated unit with two weights to PyTorch."""
 
@@ -211,16 +225,12 @@ def gated_linear_rule(*weights: Tensor) -> Callable[[Any, Tensor], Reason]:
         if is_recorded(x, *weights):
             return "products whose gradients are recorded are as fast in cuBLAS"
         dtype = used_dtype(x)
-        if dtype not in LOW:
-            return "products of 32 and 64 bits are no single launch"
-        if any(weight.dtype != dtype for weight in weights):
+        if dtype in LOW and any(weight.dtype != dtype for weight in weights):
             return "weights of another type than the products"
-        # Compiled code is not made twice for that.
-        if not is_compiling() and x.numel() < _FEW_ROWS * x.shape[-1] and sum(weight.numel() for weight in weights) > _LARGE:
-            return "products of few rows with large weights are faster in cuBLAS"
         if is_transformed():
             return "a functional transform is active"
-        return None if not x.is_cuda or _has_one_launch(x.device.index) else "products and their unit are one launch on sm_90 alone"
+        # Compiled code is not made twice for that.
+        return gated_rows_reason(x, dtype, None if is_compiling() else _rows_of(x), weights)
 
     return rule
 
@@ -229,28 +239,46 @@ def gated_linear_rule(*weights: Tensor) -> Callable[[Any, Tensor], Reason]:
 _LEAST_ROWS = 2048
 
 
+def mlp_reason(x: Tensor, dtype: torch.dtype, rows: Any, weights: Sequence[Any]) -> Reason:
+    """A reason to leave the layers of a feed-forward part to PyTorch: x of so many rows, as `dtype`. rows: None if they differ from call to call."""
+    if dtype not in LOW:
+        return "products of 32 and 64 bits are no single launch with an activation"
+    if not all(_even(*weight.shape) for weight in weights):
+        return "8 does not divide the extents of a weight"
+    if x.is_cuda and not _has_one_launch(x.device.index):
+        return "products and their activation are one launch on sm_90 alone"
+    if x.is_cuda and rows is not None and rows < _LEAST_ROWS:
+        return "products of few rows are as fast in PyTorch"
+    return None
+
+
+# Columns of a layer's result from which on the gradients of its weight and bias take less as one launch than as a product of cuBLAS and a sum.
+_LEAST_COLUMNS = 2048
+
+
+def one_launch_reason(x: Tensor, rows: Any, weight: Tensor) -> Reason:
+    """A reason why the gradients of a weight [out, in] and a bias are not made in one launch, where both are recorded: x of so many rows, None if
+    they differ from call to call."""
+    if x.dtype not in LOW or not weight.is_contiguous() or not _even(*weight.shape):
+        return "products of 16 bits are as fast in cuBLAS if 8 divides their extents"
+    if not x.is_cuda:
+        return None
+    if weight.shape[0] < _LEAST_COLUMNS or (rows is not None and rows < _LEAST_ROWS):
+        return "gradients of small weights and biases are as fast in PyTorch"
+    return None if _has_one_launch(x.device.index) else "gradients of weights and biases are one launch on sm_90 alone"
+
+
 def mlp_rule(*weights: Tensor) -> Callable[[Any, Tensor], Reason]:
     """A reason to leave the layers of a feed-forward part with these weights to PyTorch."""
 
     def rule(module: Any, x: Tensor) -> Reason:
-        if is_compiling():
-            return "a compiler puts activations into the kernels beside them"
-        dtype = used_dtype(x)
-        if dtype not in LOW:
-            return "products of 32 and 64 bits are no single launch with an activation"
-        kind = x.device.type
+        dtype, kind = used_dtype(x), x.device.type
         cast = kind != "meta" and torch.is_autocast_enabled(kind)
-        if not cast and any(weight.dtype != dtype for weight in weights):
+        if dtype in LOW and not cast and any(weight.dtype != dtype for weight in weights):
             return "weights of another type than the products"
-        if not all(_even(*weight.shape) for weight in weights):
-            return "8 does not divide the extents of a weight"
         if is_transformed():
             return "a functional transform is active"
-        if x.is_cuda and not _has_one_launch(x.device.index):
-            return "products and their activation are one launch on sm_90 alone"
-        if x.is_cuda and x.numel() < _LEAST_ROWS * x.shape[-1]:
-            return "products of few rows are as fast in PyTorch"
-        return None
+        return mlp_reason(x, dtype, _rows_of(x), weights)
 
     return rule
 

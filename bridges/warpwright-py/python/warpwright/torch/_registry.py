@@ -218,6 +218,19 @@ def _recorder(
     return call
 
 
+def register_composite(schema: str, function: Callable[..., Any]) -> Any:
+    """An operator that is made of others, which do what autograd, tracers and devices want of it: `function` runs wherever it is called."""
+    name = schema.split("(")[0]
+    _library.define(schema, tags=_TAGS)
+
+    def call(*arguments: Any) -> Any:
+        refuse_tangents(name, arguments)
+        return function(*arguments)
+
+    _library.impl(name, call, "CompositeImplicitAutograd")
+    return getattr(getattr(torch.ops, _NAMESPACE), name).default
+
+
 def refuse_tangents(name: str, arguments: Any) -> None:
     """Refuses a tensor with a tangent, which would be taken for a constant."""
     if forward_ad._current_level < 0:

@@ -9,8 +9,9 @@ replaced where they are slower, too, or to be left; "warpwright.emulator": that 
 
 `report()` says what became of the graphs that were compiled so far.
 
-What is replaced: attention of 16 bits, where a mask that is causal in every call becomes part of the kernel, and heads of keys are no longer repeated for those of queries;
-cross entropy, of logits before they are converted to float32; large products of 16 bits whose extents 8 does not divide; and of images whose channels come last
+What is replaced: attention of 16 bits, where a mask that is causal in every call becomes part of the kernel, heads of keys are no longer repeated for those of queries, and
+views of one product share a gradient; feed-forward layers of 16 bits, whose activations or gated units become part of the products beside them; cross entropy, of logits before
+they are converted to float32; large products of 16 bits whose extents 8 does not divide, and the gradients of weights and biases of wide layers, as one; and of images whose channels come last
 convolution in 16 bits, max pooling, batch norm in training with the sum and the ReLU behind it, group norm with SiLU. On demand: embedding, layer and RMS norm with
 the sum before them, and the cross entropy of a linear layer whose logits are then never in memory ("linear_cross_entropy").
 
@@ -22,15 +23,15 @@ from __future__ import annotations
 import operator
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Callable, Collection, Deque, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Collection, Deque, Dict, List, Optional, Tuple
 
 import torch
 from torch.fx import GraphModule, Node
 
 from .._errors import ParameterError
-from ._graph_nodes import tensor
+from ._graph_nodes import Change, tensor
 from ._graph_rules import KINDS as _RULES
-from ._graph_rules import Change, Decision
+from ._graph_rules import Kind
 from ._patch_modules import FLOATS
 from ._replacements import expect_kinds, table
 
@@ -118,30 +119,37 @@ def rewrite(graph: GraphModule, *, enable: Collection[str] = (), disable: Collec
     `ParameterError` for a kind that there is not, and `ArgumentError` for what is no set.
     """
     enabled, disabled = (expect_kinds("compiler", *named, KINDS) for named in (("enable", enable), ("disable", disable)))
-    found: Dict[Any, List[Tuple[str, Callable[[Node], Decision]]]] = {}
-    for kind, rule in _RULES.items():
-        if kind not in disabled and (rule.usual or kind in enabled):
-            for function in rule.functions:
-                found.setdefault(function, []).append((kind, rule.decide))
-    lines: List[Line] = []
-    gone: Set[Node] = set()
-    for node in list(graph.graph.nodes):
-        if node.op != "call_function" or node in gone:
-            continue
-        for kind, decide in found.get(node.target, ()):
-            elsewhere = _elsewhere(node, emulator)
-            decision = decide(node) if elsewhere is None else elsewhere
-            if isinstance(decision, str):
-                lines.append(Line(node.name, kind, decision))
+    chosen = {kind: rule for kind, rule in _RULES.items() if kind not in disabled and (rule.usual or kind in enabled)}
+    said: List[Tuple[Node, Line]] = []
+    # Calls that are part of what is put in, and the call that it was decided on.
+    gone: Dict[Node, Node] = {}
+    order = list(graph.graph.nodes)
+    for early in (True, False):
+        found: Dict[Any, List[Tuple[str, Kind]]] = {}
+        for kind, rule in chosen.items():
+            for function in rule.functions if rule.early == early else ():
+                found.setdefault(function, []).append((kind, rule))
+        for node in order:
+            if node.op != "call_function" or node in gone:
                 continue
-            lines.append(Line(node.name, kind, about=decision.about))
-            _apply(graph.graph, decision)
-            gone.update((*decision.absorbed, decision.at))
-            break
+            for kind, rule in found.get(node.target, ()):
+                if not rule.concerns(node):
+                    continue
+                elsewhere = _elsewhere(node, emulator)
+                decision = rule.decide(node) if elsewhere is None else elsewhere
+                if isinstance(decision, str):
+                    said.append((node, Line(node.name, kind, decision)))
+                    continue
+                said.append((node, Line(node.name, kind, about=decision.about)))
+                _apply(graph.graph, decision)
+                gone.update(dict.fromkeys((*decision.absorbed, decision.at), node))
+                break
+    place = {node: at for at, node in enumerate(order)}
+    said.sort(key=lambda line: place[line[0]])
     # What nothing reads any more is Inductor's to drop: here calls that write in place look as if nothing did.
     graph.graph.lint()
     graph.recompile()
-    return Report(lines)
+    return Report([line for node, line in said if line.why is None or gone.get(node, node) is node])
 
 
 def backend(graph: GraphModule, inputs: Any, *, mode: Optional[str] = None, options: Optional[Dict[str, Any]] = None) -> Callable[..., Any]:
