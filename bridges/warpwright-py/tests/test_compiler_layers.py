@@ -258,11 +258,31 @@ def of_others(x, weight, bias):
     return F.scaled_dot_product_attention(q * 0.5, k, v).transpose(1, 2).reshape(2, 6, 16)
 
 
-@pytest.mark.parametrize("run, packed", [(one_product, True), (of_transposes, True), (of_others, False)])
+def copied(x, weight, bias):
+    """As Whisper has it; a copy that kernels need not."""
+    q, k, v = (t.contiguous() for t in F.linear(x, weight, bias).reshape(2, 6, 3, 2, 8).permute(2, 0, 3, 1, 4).unbind(0))
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(2, 6, 16)
+
+
+def written(x, weight, bias):
+    """What was copied is written to afterwards."""
+    whole = F.linear(x, weight, bias) * 1
+    q, k, v = (t.contiguous() for t in whole.reshape(2, 6, 3, 2, 8).permute(2, 0, 3, 1, 4).unbind(0))
+    whole.mul_(2)
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(2, 6, 16) + whole[..., :16]
+
+
+PACKED = [(one_product, True), (of_transposes, True), (copied, True), (of_others, False), (written, False)]
+
+
+@pytest.mark.parametrize("run, packed", PACKED)
 def test_attention_of_one_product(run, packed):
     module = Function(run, normal(2, 6, 16), normal(48, 16), normal(48))
     compare(module, [], [("attention", "")], **ALONE)
     torch._dynamo.reset()
+    if run is not of_transposes:
+        compare(module, [], [("linear", "gradients of weight and bias at once"), ("attention", "")])
+        torch._dynamo.reset()
     name = "_attention_qkvpacked" if packed else "_attention"
     assert launches(module.bfloat16(), **ALONE) == [[name], [f"{name}_backward"]]
 

@@ -184,6 +184,20 @@ def gradients(function, arguments):
 
 
 @pytest.mark.parametrize("gated", [False, True])
+def test_results_can_be_written_to(gated):
+    arguments = tensors(torch.float64, *(GATED if gated else MLP))
+    function = wt.gated_mlp if gated else wt.mlp
+    torch._dynamo.reset()
+    for call in (function, torch.compile(function, backend="aot_eager")):
+        y = call(*arguments)
+        (wanted,) = torch.autograd.grad(y.sum(), arguments[0], retain_graph=True)
+        y = call(*arguments)
+        y.mul_(2)
+        (found,) = torch.autograd.grad(y.sum(), arguments[0])
+        torch.testing.assert_close(found, 2 * wanted)
+
+
+@pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled(gated, backend):
     """Results and gradients of what traces are those of direct calls, whichever are wanted."""

@@ -130,9 +130,8 @@ def _expect(op: str, x: Tensor, shape: Sequence[int], **weight: Optional[Tensor]
 def _of_layer(
     launches: _Launches, x: Tensor, dy: Tensor, weight: Tensor, wanted: Sequence[bool]
 ) -> Tuple[Optional[Tensor], Optional[Tensor]]:
-    """The gradients of the weight and the bias of a layer; of a weight that is a transpose, as one too."""
+    """The gradients of the weight and the bias of a layer of rows; of a weight that is a transpose, as one too."""
     of_weight, of_bias = wanted
-    x = x.reshape(-1, x.shape[-1])
     if of_weight and of_bias and weight.is_contiguous():
         return launches.both(x, dy)
     dweight = None
@@ -156,21 +155,27 @@ class _Mlp(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> Any:
         x, weight1, weight2, z, h = ctx.saved_tensors
         _, of_x, of_weight1, of_bias1, of_weight2, of_bias2, _ = ctx.needs_input_grad
-        launches, dy = ctx.launches, dy.reshape(-1, dy.shape[-1])
+        launches = ctx.launches
         dx = dweight1 = dbias1 = None
         if of_x or of_weight1 or of_bias1:
-            dz = launches.behind(dy, weight2, z.view(-1, z.shape[-1]), ctx.activation)
+            dz = launches.behind(dy, weight2, z, ctx.activation)
             dweight1, dbias1 = _of_layer(launches, x, dz, weight1, (of_weight1, of_bias1))
-            dx = torch.mm(dz, weight1).view(x.shape) if of_x else None
+            dx = torch.mm(dz, weight1) if of_x else None
         dweight2, dbias2 = _of_layer(launches, h, dy, weight2, (of_weight2, of_bias2))
         return None, dx, dweight1, dbias1, dweight2, dbias2, None
+
+
+def _of_rows(apply: Callable[..., Tensor], launches: _Launches, x: Tensor, *rest: Any) -> Tensor:
+    """What a node gives for the rows of x; a view of its result that was made within it could not be written to."""
+    y = apply(launches, x.reshape(-1, x.shape[-1]), *rest)
+    return y if x.dim() == 2 else y.view(*x.shape[:-1], y.shape[-1])
 
 
 def _run_mlp(launches: _Launches, *arguments: Any) -> Tensor:
     """The layer of tensors and an activation, with a node of autograd's graph if it is recorded."""
     x, weight1, bias1, weight2, bias2, activation = arguments
     if is_recorded(*arguments[:-1]):
-        return _Mlp.apply(launches, *arguments)
+        return _of_rows(_Mlp.apply, launches, *arguments)
     with torch.no_grad():
         return F.linear(launches.activated(x, weight1, bias1, activation), weight2, bias2)
 
@@ -236,16 +241,14 @@ class _GatedMlp(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> Any:
         x, gate, up, down, gated, factor, h = ctx.saved_tensors
         _, of_x, of_gate, of_gate_bias, of_up, of_up_bias, of_down, of_down_bias, _ = ctx.needs_input_grad
-        launches, dy = ctx.launches, dy.reshape(-1, dy.shape[-1])
-        dx = None
+        launches, dx = ctx.launches, None
         of_gates = of_ups = (None, None)
         if of_x or of_gate or of_gate_bias or of_up or of_up_bias:
-            columns = gated.shape[-1]
-            dgate, dup = launches.behind_unit(dy, down, gated.view(-1, columns), factor.view(-1, columns), ctx.activation)
+            dgate, dup = launches.behind_unit(dy, down, gated, factor, ctx.activation)
             of_gates = _of_layer(launches, x, dgate, gate, (of_gate, of_gate_bias))
             of_ups = _of_layer(launches, x, dup, up, (of_up, of_up_bias))
             # The second product is added to the first in its own launch.
-            dx = torch.addmm(torch.mm(dgate, gate), dup, up).view(x.shape) if of_x else None
+            dx = torch.addmm(torch.mm(dgate, gate), dup, up) if of_x else None
         return None, dx, *of_gates, *of_ups, *_of_layer(launches, h, dy, down, (of_down, of_down_bias)), None
 
 
@@ -253,7 +256,7 @@ def _run_gated_mlp(launches: _Launches, *arguments: Any) -> Tensor:
     """The same of a gated layer."""
     x, gate, gate_bias, up, up_bias, down, down_bias, activation = arguments
     if is_recorded(*arguments[:-1]):
-        return _GatedMlp.apply(launches, *arguments)
+        return _of_rows(_GatedMlp.apply, launches, *arguments)
     with torch.no_grad():
         return F.linear(launches.unit(x, gate, up, activation, gate_bias, up_bias), down, down_bias)
 

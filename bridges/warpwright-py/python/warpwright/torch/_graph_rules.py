@@ -80,6 +80,13 @@ def _unrepeated(node: Any) -> Tuple[Any, int]:
     return (source, times) if right else (node, 1)
 
 
+def _uncopied(node: Any, at: Node) -> Any:
+    """What `contiguous` copies, if the call `at` may read that itself: kernels take heads in any order."""
+    if not calls(node, methods=("contiguous",)) or len(node.args) != 1 or node.kwargs or hindrance(node, at, (), node.args) is not None:
+        return node
+    return node.args[0]
+
+
 def _masked(mask: Tensor, queries: int, keys: int) -> Optional[str]:
     """Which mask a tensor of a graph is: "none", "causal", or another."""
     if mask.dtype == torch.bool:
@@ -125,16 +132,17 @@ def _attention(node: Node) -> Decision:
         which = _fixed(mask, q.shape[-2], k.shape[-2])
         if which is not None:
             mask, causal, about = None, causal or which == "causal", f"a mask that is {which} in every call"
-    (keys, of_keys), (values, of_values) = _unrepeated(a["key"]), _unrepeated(a["value"])
+    queries, all_keys, all_values = (_uncopied(a[name], node) for name in _ATTENTION[:3])
+    (keys, of_keys), (values, of_values) = _unrepeated(all_keys), _unrepeated(all_values)
     grouped = bool(a.get("enable_gqa", False))
     if of_keys != of_values or of_keys == 1:
-        keys, values = a["key"], a["value"]
+        keys, values = all_keys, all_values
     else:
         grouped, about = True, ", ".join(filter(None, (about, f"keys of {of_keys} heads of queries")))
     if mask is None:
-        return Change(attention_of_views, (a["query"], keys, values, causal, a.get("scale"), grouped), node, about=about)
+        return Change(attention_of_views, (queries, keys, values, causal, a.get("scale"), grouped), node, about=about)
     options = {"attn_mask": mask, "is_causal": causal, "scale": a.get("scale"), "enable_gqa": grouped}
-    return Change(scaled_dot_product_attention, (a["query"], keys, values), node, options=options, about=about)
+    return Change(scaled_dot_product_attention, (queries, keys, values), node, options=options, about=about)
 
 
 # Norms.

@@ -35,25 +35,25 @@ class _Bias(torch.autograd.Function):
 
 
 class _Linear(torch.autograd.Function):
-    """A layer whose weight and bias have gradients of one launch."""
+    """A layer of rows whose weight and bias have gradients of one launch."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return torch.nn.functional.linear(x, weight, bias)
+        return torch.addmm(bias, x, weight.t())
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Tuple[Optional[Tensor], Tensor, Tensor]:
         x, weight = ctx.saved_tensors
-        dy = dy.reshape(-1, dy.shape[-1])
-        dx = torch.mm(dy, weight).view(x.shape) if ctx.needs_input_grad[0] else None
-        return dx, *traced_weight_and_bias(x.reshape(-1, x.shape[-1]), dy)
+        return torch.mm(dy, weight) if ctx.needs_input_grad[0] else None, *traced_weight_and_bias(x, dy)
 
 
 def _layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    both = torch.is_grad_enabled() and weight.requires_grad and bias.requires_grad
-    return _Linear.apply(x, weight, bias) if both else torch.nn.functional.linear(x, weight, bias)
+    if not (torch.is_grad_enabled() and weight.requires_grad and bias.requires_grad):
+        return torch.nn.functional.linear(x, weight, bias)
+    # A view that is made behind the node is one of what has a gradient.
+    return _Linear.apply(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], weight.shape[0])
 
 
 traced_linear = register_composite("linear_bias(Tensor x, Tensor weight, Tensor bias) -> Tensor", _layer)

@@ -34,7 +34,7 @@ def of_views(query: Tensor, key: Tensor, value: Tensor) -> Optional[Tensor]:
     if is_compiling() or query.dim() != 4 or not _recorded(query) or is_wrapped(query):
         return None
     whole, parts = query._base, (query, key, value)
-    if whole is None or type(whole) not in _PLAIN or not whole.is_contiguous() or whole.dtype != query.dtype:
+    if whole is None or type(whole) not in _PLAIN or not whole.requires_grad or not whole.is_contiguous() or whole.dtype != query.dtype:
         return None
     batch, heads, rows, width = query.shape
     others = key.shape[1]
