@@ -56,6 +56,7 @@ VARIANTS: dict[str, tuple[dict[str, Any] | None, str]] = {
     # torch.compile(model, backend="warpwright"), as it is and with what is slower by itself, too.
     "backend": (None, "backend"),
     "backend+graphs": (None, "backend+graph"),
+    "patched+backend+graphs": ({}, "backend+graph"),
     "backend everything+graphs": (None, "backend everything+graph"),
 }
 USUAL = ["eager", "patched", "graphs", "patched+graphs"]

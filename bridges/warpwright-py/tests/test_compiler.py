@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 from torch._dynamo.backends.debugging import aot_eager  # noqa: E402
+from torch.testing._internal.two_tensor import TwoTensor  # noqa: E402
 
 import warpwright as ww  # noqa: E402
 from compiled import Function, compare, last, normal  # noqa: E402
@@ -392,6 +393,9 @@ def test_integers_and_tensors_elsewhere():
     report = compiler.rewrite(graph)
     assert [(line.kind, line.why) for line in report.lines] == [("group_norm", "not on a GPU")]
     assert "0 of 1 replaced: nothing" in str(report)
+    for node in graph.graph.nodes:
+        node.meta["example_value"] = TwoTensor(torch.zeros(2, 4), torch.zeros(2, 4))
+    assert [line.why for line in compiler.rewrite(graph, emulator=True).lines] == ["a TwoTensor"]
     assert str(compiler.rewrite(torch.fx.symbolic_trace(lambda x: x + 1))) == "nothing to replace"
 
 
@@ -433,7 +437,14 @@ def test_the_backend_by_its_name(monkeypatch):
     assert "not on a GPU" in compiler.report()
     torch._dynamo.reset()
     torch.compile(call, backend="warpwright")(x, w)
-    assert seen == [{"epilogue_fusion": False}, torch._inductor.list_mode_options("max-autotune-no-cudagraphs"), None]
+    # Operators of ours are where strides are kept.
+    kept = {"comprehensive_padding": False}
+    assert seen == [{**kept, "epilogue_fusion": False}, torch._inductor.list_mode_options("max-autotune-no-cudagraphs"), None]
+    torch._dynamo.reset()
+    torch.compile(lambda x: ww.torch.silu(x), backend="warpwright")(x)
+    torch._dynamo.reset()
+    torch.compile(lambda x: ww.torch.silu(x), backend="warpwright", options={"comprehensive_padding": True})(x)
+    assert seen[3:] == [kept, {"comprehensive_padding": True}]
 
 
 def test_with_inductor():

@@ -27,6 +27,7 @@ from typing import Any, Callable, Collection, Deque, Dict, List, Optional, Tuple
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .._errors import ParameterError
 from ._graph_nodes import Change, tensor
@@ -88,6 +89,8 @@ def _elsewhere(node: Node, emulator: bool) -> Optional[str]:
     found = tensor(node)
     if found is None:
         return "not a tensor"
+    if is_traceable_wrapper_subclass(found):
+        return f"a {type(found).__name__}"
     if not found.is_cuda and not (emulator and found.device.type == "cpu"):
         return "not on a GPU"
     return None if found.dtype in FLOATS else f"{str(found.dtype).split('.')[-1]} is not taken"
@@ -152,6 +155,15 @@ def rewrite(graph: GraphModule, *, enable: Collection[str] = (), disable: Collec
     return Report([line for node, line in said if line.why is None or gone.get(node, node) is node])
 
 
+# Rows that Inductor makes longer than they are have not the strides that operators were traced with: it would copy each argument.
+_UNPADDED = {"comprehensive_padding": False}
+
+
+def _has_ours(graph: GraphModule, found: Report) -> bool:
+    """Whether there are operators of ours in a graph, as those of patched models are before it is rewritten."""
+    return bool(found.replaced) or any(getattr(node.target, "namespace", "") == "warpwright" for node in graph.graph.nodes)
+
+
 def backend(graph: GraphModule, inputs: Any, *, mode: Optional[str] = None, options: Optional[Dict[str, Any]] = None) -> Callable[..., Any]:
     """`torch.compile`'s backend of the name "warpwright": `rewrite`, then Inductor with the mode and the options that are not ours."""
     from torch._inductor import list_mode_options
@@ -166,5 +178,5 @@ def backend(graph: GraphModule, inputs: Any, *, mode: Optional[str] = None, opti
                 f"compiler: option {_OWN + name!r}, expected one of {', '.join(expected)}", op="compiler", argument="options", expected=expected, got=_OWN + name
             )
     reports.append(rewrite(graph, **own))
-    patches = {**(list_mode_options(mode) if mode else {}), **given}
+    patches = {**(_UNPADDED if _has_ours(graph, reports[-1]) else {}), **(list_mode_options(mode) if mode else {}), **given}
     return compile_fx(graph, inputs, config_patches=patches or None)
