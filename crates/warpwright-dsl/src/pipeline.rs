@@ -71,6 +71,22 @@ impl<'k> Pipeline<'k> {
         }
     }
 
+    /// A pipeline of the same stages for those who use them when warps have worked on what copies brought: each of these
+    /// [waits](Self::consumer_wait) here and [commits](Self::producer_commit) there, where consumers wait and give stages back to the copies.
+    /// Not initialised.
+    #[track_caller]
+    pub fn behind(self, k: K<'k>) -> Self {
+        Self { full: k.mbarriers(self.stages), ..self }
+    }
+
+    /// Initialises what a pipeline [behind](Self::behind) another has of its own, for `warps` arrivals. For one thread.
+    #[track_caller]
+    pub fn init_behind(self, warps: u32) {
+        for stage in 0..self.stages {
+            self.full.at(stage).init(warps);
+        }
+    }
+
     /// The pipeline of `stages` of these stages, from stage `first` on.
     #[track_caller]
     pub fn part(self, first: impl Source<'k, u32>, stages: u32) -> Self {

@@ -280,8 +280,11 @@ fn situations(direction: Direction, dtype: DType, scope: Scope) -> Vec<Subjected
     // Every tile: more than a round of its ring, whole tiles and others.
     for &precision in if dtype == DType::F32 { PRECISIONS.as_slice() } else { &PRECISIONS[..1] } {
         for tile in tuning::tiles(dtype, precision, Target::sm(90)) {
-            let of_tile = of_tile(direction, tile).map(|(sizes, axes)| {
-                let subject = with(sizes, 1, axes, both);
+            let of_tile = of_tile(direction, tile).map(|([batch, channels, filters], axes)| {
+                // Slices of the gradient of the weight have 32 channels.
+                let whole = direction == Direction::Backward && dtype == DType::F32;
+                let channels = if whole { channels.next_multiple_of(32) } else { channels };
+                let subject = with([batch, channels, filters], 1, axes, both);
                 Subjected { tile: Some(tile), conv: Conv { precision, ..subject.conv }, ..subject }
             });
             if direction == Direction::Forward {
@@ -300,6 +303,22 @@ fn situations(direction: Direction, dtype: DType, scope: Scope) -> Vec<Subjected
         all.push(rounded(with([2, 24, 20], 1, square(6, 1, 1, 0, 1), both)));
         all.push(rounded(with([2, 3, 16], 1, square(9, 5, 2, 2, 1), (FIRST, FIRST))));
         all.push(rounded(with([5, 24, 20], 1, square(10, 1, 1, 0, 1), (FIRST, FIRST))));
+        all.push(rounded(with([2, 64, 24], 1, square(9, 3, 2, 1, 1), (LAST, FIRST))));
+        all.push(rounded(with([3, 32, 136], 1, square(7, 3, 1, 1, 2), (FIRST, FIRST))));
+        all.push(rounded(with(
+            [1, 32, 8],
+            1,
+            [Axis::new(5, 2).with(1, 1, 1), axis(6, 3, 1), axis(7, 2, 0)],
+            both,
+        )));
+        // So many pixels that several blocks share them.
+        all.push(rounded(with([2, 64, 40], 1, square(26, 3, 1, 1, 1), both)));
+        all.push(with([2, 64, 40], 1, square(26, 3, 1, 1, 1), both));
+        all.push(with([2, 64, 24], 1, square(9, 3, 2, 1, 1), (LAST, FIRST)));
+        all.push(with([3, 32, 136], 1, square(7, 3, 1, 1, 2), (FIRST, FIRST)));
+        all.push(with([1, 32, 8], 1, [Axis::new(5, 2).with(1, 1, 1), axis(6, 3, 1), axis(7, 2, 0)], both));
+        all.push(Subjected { special: true, ..with([2, 64, 24], 1, square(9, 3, 2, 0, 1), both) });
+        all.push(Subjected { special: true, ..with([3, 72, 40], 1, square(5, 1, 1, 0, 1), both) });
     }
     if scope == Scope::Full {
         for channels in 1..=9 {
@@ -327,6 +346,11 @@ fn with_ends(plain: &Subjected) -> impl Iterator<Item = Subjected> {
     let residual = Subjected { residual: true, ..plain.clone() };
     [rectified, Subjected { bias: true, ..residual.clone() }, residual, Subjected { residual: false, ..all }]
         .into_iter()
+}
+
+/// A dimension without a stride.
+const fn axis(input: usize, kernel: usize, padding: usize) -> Axis {
+    Axis::new(input, kernel).with(1, padding, 1)
 }
 
 const PRECISIONS: [Precision; 2] = [Precision::Full, Precision::Tf32];

@@ -1,8 +1,8 @@
 //! Times convolutions and their gradients with every tile that there is for them, in microseconds with cold caches.
 //!
-//!     cargo run --release -p warpwright-timing --bin conv_time [-- NAME ...] [DTYPE] [tf32] [first] [sweep] [scale] [bias] [residual] [relu]
+//!     cargo run --release -p warpwright-timing --bin conv_time [-- NAME ...] [DTYPE] [PASS] [tf32] [first] [sweep] [scale] [bias] [residual] [relu]
 //!
-//! NAME: a part of the name of a row, or all rows. `tf32`: of `f32` rounded to that. `first`: channels first. `sweep` takes every tile,
+//! NAME: a part of the name of a row, or all rows. PASS: `forward`, `dx` or `dweight`, or all of them. `tf32`: of `f32` rounded to that. `first`: channels first. `sweep` takes every tile,
 //! not only that of the plan. `scale`, `bias`, `residual`, `relu`: forward alone, with these behind.
 
 use warpwright::activation::Activation;
@@ -49,6 +49,8 @@ const ROWS: &[Row] = &[
     ("conv3d 3x3x3 c64 16x56x56", [2, 64, 64, 1], &[[16, 3, 1, 1], [56, 3, 1, 1], [56, 3, 1, 1]]),
 ];
 
+const PASSES: [&str; 3] = ["forward", "dx", "dweight"];
+
 fn conv(
     (dtype, precision): (DType, Precision),
     layout: Layout,
@@ -70,8 +72,13 @@ fn main() -> Result<(), Error> {
         true => (DType::F32, Precision::Tf32),
         false => (dtype, Precision::Full),
     };
+    let passes: Vec<&str> = PASSES.into_iter().filter(|pass| has(pass)).collect();
+    let wanted = |pass: &str| passes.is_empty() || passes.contains(&pass);
     let options = ["first", "sweep", "tf32", "scale", "bias", "residual", "relu"];
-    let words = |arg: &&String| !options.contains(&arg.as_str()) && DType::from_name(arg).is_none();
+    let words = |arg: &&String| {
+        let arg = arg.as_str();
+        !options.contains(&arg) && !PASSES.contains(&arg) && DType::from_name(arg).is_none()
+    };
     let names: Vec<&String> = args.iter().filter(words).collect();
     let device = Device::best();
     println!("{}, {}", device.name(), device.target());
@@ -95,11 +102,13 @@ fn main() -> Result<(), Error> {
             Some(tile) => forward.plan_with(target, tile),
             None => forward.plan(target),
         };
-        time(&device, &cold, "forward", (&tiles, products), plan)?;
+        if wanted("forward") {
+            time(&device, &cold, "forward", (&tiles, products), plan)?;
+        }
         if forward != ConvDesc::new(conv) {
             continue;
         }
-        for (pass, dx) in [("dx", true), ("dweight", false)] {
+        for (pass, dx) in [("dx", true), ("dweight", false)].into_iter().filter(|(pass, _)| wanted(pass)) {
             let backward = ConvBackwardDesc { conv, dx, dweight: !dx, dbias: false };
             let plan = |tile| match tile {
                 Some(tile) => backward.plan_with(target, tile),

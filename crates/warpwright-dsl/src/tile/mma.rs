@@ -32,7 +32,7 @@ const FULL_PRODUCT_SM: u32 = 80;
 const DEEP_DOUBLE_SM: u32 = 90;
 
 /// Bits of `f32` that products of `tf32` ignore.
-const TF32_IGNORED: u32 = (1 << 13) - 1;
+pub(super) const TF32_IGNORED: u32 = (1 << 13) - 1;
 
 /// One product of a warp: element types and shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

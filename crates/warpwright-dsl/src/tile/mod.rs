@@ -5,6 +5,7 @@ mod mma;
 mod output;
 mod reg;
 mod shared;
+mod turn;
 mod wgmma;
 
 pub use im2col::Im2colImage;

@@ -3,14 +3,14 @@
 //!
 //! Forward, rows are outputs, columns filters, and a slice has 64 channels of a tap; the gradient of `x` is the same of `dy`, with the taps
 //! in reverse and the weight's other side outermost; it needs a stride of 1. The gradient of the weight has filters for rows and the channels
-//! of a tap for columns, taps are products of their own, and a slice has 64 outputs.
+//! of a tap for columns, taps are products of their own, and a slice has 64 outputs; of `tf32` 32, and warps turn it before it is multiplied.
 
 use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;
 use warpwright_dsl::{PanelTile, TensorMapParam};
 
 use super::Pass;
-use crate::gemm::engine::{Arriving, Blocks, Loader, Place, Store, WorkArgs};
+use crate::gemm::engine::{Arriving, Blocks, Loader, Place, Store, WorkArgs, WorkParams};
 use crate::gemm::epilogue::Program;
 use crate::gemm::persistent::Finish;
 use crate::gemm::tuning::PersistentConfig;
@@ -23,7 +23,7 @@ kernel_args! {
         /// From one of them to the next in the image, and where the first is: the bits of an i32.
         step: u32, first: u32,
         kernel: u32, dilation: u32,
-        /// A slice of 64 pixels on.
+        /// A slice of pixels on.
         advance: u32,
         /// Elements from one of the pixels to the next in a result that has others between them.
         result: u64,
@@ -34,7 +34,7 @@ kernel_args! {
     /// The gathered operand.
     pub(super) struct ImageArgs => ImageParams {
         d: AxisArgs, h: AxisArgs, w: AxisArgs,
-        /// Images that a slice of 64 pixels is on.
+        /// Images that a slice of pixels is on.
         advance: u32,
         /// Elements from one image to the next in such a result.
         image: u64,
@@ -71,23 +71,33 @@ pub(super) struct Implicit {
 }
 
 impl Implicit {
-    pub(super) fn blocks(&self) -> Blocks {
-        let Self { dtype, pass, config, store, split, .. } = *self;
-        let (a, b) = match pass {
+    /// The slices of both operands as copies bring them.
+    pub(super) fn copied(&self) -> (PanelTile, PanelTile) {
+        let (a, b) = match self.pass {
             Pass::Forward => (Major::K, Major::K),
-            // Products of `tf32` take both along the common dimension.
-            Pass::BackwardX if dtype == DType::F32 => (Major::K, Major::K),
+            // Of a weight that is turned before.
+            Pass::BackwardX if self.dtype == DType::F32 => (Major::K, Major::K),
             Pass::BackwardX => (Major::K, Major::Mn),
             Pass::BackwardWeight => (Major::Mn, Major::Mn),
         };
-        let slices = config.tiles(dtype, a, b);
+        self.config.tiles(self.dtype, a, b)
+    }
+
+    pub(super) fn blocks(&self) -> Blocks {
+        let Self { dtype, config, store, split, .. } = *self;
+        // Products of `tf32` take both along the common dimension.
+        let slices = match dtype {
+            DType::F32 => config.tiles(dtype, Major::K, Major::K),
+            _ => self.copied(),
+        };
         let y = if split { DType::F32 } else { dtype };
         Blocks { slices, part_of_b: slices.1, y, config, store, planes: None, turns: false }
     }
 }
 
 /// Brings slices of the image and of the other operand.
-struct Images<'k> {
+#[derive(Clone, Copy)]
+pub(super) struct Images<'k> {
     pass: Pass,
     dims: usize,
     joined: bool,
@@ -102,6 +112,22 @@ struct Images<'k> {
 }
 
 impl<'k> Images<'k> {
+    /// Those of a kernel.
+    pub(super) fn new(kernel: &Implicit, work: &WorkParams<'k>, p: ImageParams<'k>) -> Self {
+        Self {
+            pass: kernel.pass,
+            dims: kernel.dims,
+            joined: kernel.joined,
+            scattered: kernel.scattered,
+            apart: kernel.apart,
+            slices: kernel.copied(),
+            a: work.a,
+            b: work.b,
+            steps: work.steps,
+            p,
+        }
+    }
+
     /// The dimensions that there are, the innermost first.
     fn axes(&self) -> Vec<AxisParams<'k>> {
         [self.p.w, self.p.h, self.p.d].into_iter().take(self.dims).collect()
@@ -167,7 +193,7 @@ impl<'k> Images<'k> {
         let last = self.p.taps - 1;
         let of_panel = |right: u32| {
             let col = if right > 0 { place.col + right } else { place.col };
-            let (tap, channel) = match self.part(place).1 {
+            let (tap, channel) = match self.part(place.batch).1 {
                 Some(tap) => (tap, col),
                 None => {
                     let tap = col / self.p.channels;
@@ -181,27 +207,52 @@ impl<'k> Images<'k> {
         (0..b.outer).step_by(b.width() as usize).map(of_panel).collect()
     }
 
-    /// The part of the common dimension, and the tap, of which a place's product is.
-    fn part(&self, place: &Place<'k>) -> (U32<'k>, Option<U32<'k>>) {
+    /// The channel of a column of the gradient of the weight of product `batch`, and the offsets of its tap.
+    pub(super) fn column(&self, batch: U32<'k>, col: U32<'k>) -> (U32<'k>, Vec<U32<'k>>) {
+        let (tap, channel) = match self.part(batch).1 {
+            Some(tap) => (tap, col),
+            None => {
+                let tap = col / self.p.channels;
+                // What is to the right of the last tap is not stored.
+                (tap.min(self.p.taps - 1), col - tap * self.p.channels)
+            }
+        };
+        (channel, self.offsets(&Self::digits(tap, &self.kernel())))
+    }
+
+    /// The pixels of `y` that product `batch` of a gradient of the weight goes through, or some behind the last.
+    pub(super) fn pixels_of(&self, batch: U32<'k>) -> (U32<'k>, U32<'k>) {
+        let first = self.part(batch).0 * self.steps;
+        let end = (first + self.steps).min(self.p.slices);
+        (first * self.slices.0.depth, end * self.slices.0.depth)
+    }
+
+    /// Where the pixels that the first tap of a pixel of `y` meets are in an image, and its number.
+    pub(super) fn places(&self, pixel: U32<'k>) -> Vec<U32<'k>> {
+        self.coordinates(&Self::digits(pixel, &self.pixels()))
+    }
+
+    /// The part of the common dimension, and the tap, of which product `batch` is.
+    fn part(&self, batch: U32<'k>) -> (U32<'k>, Option<U32<'k>>) {
         if self.apart {
-            return (place.batch.k().lit(0u32), None);
+            return (batch.k().lit(0u32), None);
         }
         if self.pass != Pass::BackwardWeight || self.joined {
-            return (place.batch, None);
+            return (batch, None);
         }
-        let part = place.batch / self.p.taps;
-        (part, Some(place.batch - part * self.p.taps))
+        let part = batch / self.p.taps;
+        (part, Some(batch - part * self.p.taps))
     }
 }
 
 impl<'k> Loader<'k> for Images<'k> {
     fn steps(&self, place: &Place<'k>) -> U32<'k> {
-        let first = self.part(place).0 * self.steps;
+        let first = self.part(place.batch).0 * self.steps;
         (self.p.slices - first).min(self.steps)
     }
 
     fn begin(&self, place: &Place<'k>) -> (Vec<U32<'k>>, Vec<U32<'k>>) {
-        let first = self.part(place).0 * self.steps;
+        let first = self.part(place.batch).0 * self.steps;
         if self.pass == Pass::BackwardWeight {
             let pixel = first * self.slices.0.depth;
             let mut at = Self::digits(pixel, &self.pixels());
@@ -260,6 +311,10 @@ impl<'k> Loader<'k> for Images<'k> {
         [over.select(k.lit(0u32), channel)].into_iter().chain(tap).collect()
     }
 
+    fn arrives_across(&self) -> bool {
+        self.slices.0.dtype == DType::F32 && self.slices.0.major == Major::Mn
+    }
+
     fn row(&self, row: U32<'k>) -> Option<U64<'k>> {
         self.scattered.then(|| {
             let pixel = Self::digits(row, &self.pixels());
@@ -270,10 +325,9 @@ impl<'k> Loader<'k> for Images<'k> {
     }
 }
 
-impl KernelDef for Implicit {
-    type Args = ImplicitArgs;
-
-    fn spec(&self) -> KernelSpec {
+impl Implicit {
+    /// The kernel's name.
+    pub(super) fn name(&self) -> String {
         let Self { dtype, pass, dims, config, program, store, split, joined, scattered, apart } = *self;
         let parts = [
             (store == Store::Rows, "_rows"),
@@ -283,10 +337,18 @@ impl KernelDef for Implicit {
             (apart, "_apart"),
         ];
         let parts: String = parts.into_iter().filter_map(|(there, name)| there.then_some(name)).collect();
-        let name = format!("conv_{dtype}_{}_{dims}d_{}{parts}{}", pass.name(), config.name(), program.name());
+        format!("conv_{dtype}_{}_{dims}d_{}{parts}{}", pass.name(), config.name(), program.name())
+    }
+}
+
+impl KernelDef for Implicit {
+    type Args = ImplicitArgs;
+
+    fn spec(&self) -> KernelSpec {
+        let Self { dtype, program, .. } = *self;
         let y = self.blocks().y;
         let dtypes = DTypes::all(dtype).with("work.to", y);
-        KernelSpec::new(name, BlockDim::x(self.blocks().threads()))
+        KernelSpec::new(self.name(), BlockDim::x(self.blocks().threads()))
             .dtypes(if program.scale {
                 dtypes.with("work.to.scale", DType::F32).with("work.to.bias", DType::F32)
             } else {
@@ -297,18 +359,7 @@ impl KernelDef for Implicit {
 
     fn build<'k>(&self, k: K<'k>, p: ImplicitParams<'k>) {
         let blocks = self.blocks();
-        let images = Images {
-            pass: self.pass,
-            dims: self.dims,
-            joined: self.joined,
-            scattered: self.scattered,
-            apart: self.apart,
-            slices: blocks.slices,
-            a: p.work.a,
-            b: p.work.b,
-            steps: p.work.steps,
-            p: p.image,
-        };
+        let images = Images::new(self, &p.work, p.image);
         let ImplicitParams { work, alpha, beta, .. } = p;
         let finish =
             Finish { program: self.program, sizes: (work.m, work.n, work.ldy), factors: (alpha, beta) };

@@ -19,6 +19,7 @@
 
 mod bias;
 mod depthwise;
+mod exact;
 mod functions;
 mod gather;
 mod grouped;

@@ -5,12 +5,13 @@ use warpwright_ptx::{DType, Target};
 
 use super::bias::BiasParts;
 use super::depthwise::{self, Depthwise};
+use super::exact::Exact;
 use super::gather::Gather;
 use super::grouped::Grouped;
 use super::implicit::Implicit;
 use super::relayout::{Interleave, PackTaps, Relayout};
 use super::tiled::TiledConv;
-use super::tuning::{Kind, PIECES};
+use super::tuning::{Arrival, Kind, PIECES};
 use super::weight::{FinishParts, Reorder, SumManyParts, SumParts};
 use super::{Axis, Conv, ConvBackwardDesc, ConvDesc, Layout, OP, Pass, tuning};
 use crate::PlanError;
@@ -162,8 +163,13 @@ fn kernels(entry: &Entry, dtype: DType, target: Target) -> Result<Vec<Kernel>, P
             all.push(plan::recorded(OP, &kernel, target)?);
         }
         if target.sm == 90 {
-            for kernel in implicit_kernels(dtype, pass) {
+            for kernel in implicit_kernels(dtype, pass, Arrival::of(dtype, Precision::Tf32, pass)) {
                 all.push(plan::recorded(OP, &kernel, Target::specific(target.sm))?);
+            }
+            if dtype == DType::F32 && pass == Pass::BackwardWeight {
+                for kernel in implicit_kernels(dtype, pass, Arrival::Split) {
+                    all.push(plan::recorded(OP, &Exact(kernel), Target::specific(target.sm))?);
+                }
             }
         }
     }
@@ -205,16 +211,16 @@ fn tiled_kernels(dtype: DType, pass: Pass, target: Target) -> Vec<TiledConv> {
     all
 }
 
-/// Kernels in persistent blocks: of two dimensions and `bf16` every tile, of others one.
-fn implicit_kernels(dtype: DType, pass: Pass) -> Vec<Implicit> {
+/// Kernels in persistent blocks: of two dimensions and `bf16`, or slices that are turned, every tile, of others one.
+fn implicit_kernels(dtype: DType, pass: Pass, arrival: Arrival) -> Vec<Implicit> {
     let mut all = Vec::new();
-    if dtype == DType::F64 || (dtype == DType::F32 && pass == Pass::BackwardWeight) {
+    if dtype == DType::F64 {
         return all;
     }
-    for config in tuning::persistent_configs() {
+    for config in tuning::persistent_configs(arrival) {
         let usual = (config.rows, config.cols) == (128, 128);
         for dims in [2, 3] {
-            if usual || (dims == 2 && dtype == DType::BF16) {
+            if usual || (dims == 2 && (dtype == DType::BF16 || arrival != Arrival::AsMultiplied)) {
                 all.extend(implicit_variants(Implicit {
                     dtype,
                     pass,

@@ -7,6 +7,7 @@ use warpwright_ptx::{DType, Target};
 use super::grouped::{self, Grouped};
 use super::{Pass, depthwise, gather};
 use crate::gemm::Precision;
+use crate::gemm::engine::TURNING_WARPS;
 use crate::gemm::tuning::{self as products, Candidate, Config, Tiles};
 
 pub use crate::gemm::tuning::{PersistentConfig, Tiled};
@@ -66,6 +67,33 @@ pub(super) struct Product {
     pub(super) count: u64,
     /// Whether sums are stored and read again even if there is one part.
     pub(super) adds: bool,
+    pub(super) arrival: Arrival,
+}
+
+/// How the slices of a product come to shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Arrival {
+    AsMultiplied,
+    /// Across the common dimension: warps turn them.
+    Turned,
+    /// The same, and elements are split: three products for one.
+    Split,
+}
+
+impl Arrival {
+    /// Of slices of a pass.
+    pub(super) fn of(dtype: DType, precision: Precision, pass: Pass) -> Self {
+        match (dtype, pass, precision) {
+            (DType::F32, Pass::BackwardWeight, Precision::Full) => Self::Split,
+            (DType::F32, Pass::BackwardWeight, _) => Self::Turned,
+            _ => Self::AsMultiplied,
+        }
+    }
+
+    /// Whether there are kernels for this tile.
+    pub(super) const fn takes(self, config: &PersistentConfig) -> bool {
+        !matches!(self, Self::Split) || (config.multiplies_pairs() && config.stages.is_multiple_of(2))
+    }
 }
 
 /// A tile of rows and columns, as many stages as there is shared memory for, and what part of the best rate its products reach.
@@ -88,15 +116,25 @@ const TILES: [(PersistentConfig, f64); 8] = [
     tile((64, 64, 1), 12, 0.61),
 ];
 
+/// One more for slices that are turned: of 64 filters and 64 channels of nine taps.
+const OF_TURNED: (PersistentConfig, f64) = tile((64, 192, 1), 6, 0.83);
+
+/// Tiles of products whose slices arrive so, and what part of the best rate these reach.
+fn persistent(arrival: Arrival) -> impl Iterator<Item = (PersistentConfig, f64)> {
+    let further = (arrival == Arrival::Turned).then_some(OF_TURNED);
+    TILES.into_iter().chain(further).filter(move |(config, _)| arrival.takes(config))
+}
+
 /// Every tile of persistent blocks.
-pub(super) fn persistent_configs() -> impl Iterator<Item = PersistentConfig> {
-    TILES.iter().map(|(config, _)| *config)
+pub(super) fn persistent_configs(arrival: Arrival) -> impl Iterator<Item = PersistentConfig> {
+    persistent(arrival).map(|(config, _)| config)
 }
 
 /// Every tile that a plan for elements of `dtype` with this precision can have.
 pub fn tiles(dtype: DType, precision: Precision, target: Target) -> Vec<Tile> {
-    let on_copies = target.sm == 90 && multiplies_panels(dtype, precision);
-    let persistent = persistent_configs().filter(|_| on_copies).map(Tile::Persistent);
+    let on_copies = target.sm == 90 && dtype != DType::F64;
+    let arrival = Arrival::of(dtype, precision, Pass::BackwardWeight);
+    let persistent = persistent_configs(arrival).filter(|_| on_copies).map(Tile::Persistent);
     let kind = Kind { dtype, precision, target, pass: Pass::Forward };
     persistent.chain(tiled_configs(&kind, PIECES[0]).into_iter().map(Tile::Copied)).collect()
 }
@@ -118,6 +156,17 @@ const LINE: f64 = 128.0;
 /// Products of a multiprocessor in a microsecond, and bytes that it is brought; those of sums that a device stores.
 const RATE: f64 = 2.8e6;
 const CACHE_RATE: f64 = 1.39e5;
+/// Microseconds of a slice that warps turn beside its bytes, and of a panel of each warp; bytes that shared memory of a multiprocessor moves in a
+/// microsecond then. The same of elements that are split, and of those of two warpgroups.
+const TURN_US: f64 = 0.08;
+const ROUND_US: f64 = 0.27;
+const SHARED_RATE: f64 = 2.0e5;
+const SPLIT_ROUND_US: f64 = 0.45;
+const SPLIT_RATE: f64 = 1.75e5;
+const SPLIT_RATE_OF_TWO: f64 = 1.5e5;
+/// Rows or columns of a panel that is turned, and rows of a product of tensor cores.
+const PANEL: u32 = 32;
+const SLAB: u32 = 64;
 const STORE_RATE: f64 = 8.2e6;
 /// Microseconds between the last slice of a tile and the first of the next.
 const TILE_US: f64 = 0.26;
@@ -125,15 +174,34 @@ const TILE_US: f64 = 0.26;
 const PARTS_US: f64 = 4.8;
 const PARTS_RATE: f64 = 1.58e7;
 
+/// How many microseconds a slice takes at least that warps turn: as shared memory moves its bytes, or as they turn panels of 4 KB.
+fn turning_us(arrival: Arrival, config: &PersistentConfig) -> f64 {
+    let (rows, cols) = (f64::from(config.rows), f64::from(config.cols));
+    let slices = (rows + cols) * LINE;
+    // Bytes that tensor cores read for a product.
+    let read = (rows + f64::from(config.rows / SLAB) * cols) * LINE;
+    let rounds = f64::from(((config.rows + config.cols) / PANEL).div_ceil(TURNING_WARPS));
+    match arrival {
+        Arrival::AsMultiplied => 0.0,
+        Arrival::Turned => (TURN_US + (3.0 * slices + read) / SHARED_RATE).max(rounds * ROUND_US),
+        Arrival::Split => {
+            let rate = if config.groups > 1 { SPLIT_RATE_OF_TWO } else { SPLIT_RATE };
+            (TURN_US + (4.0 * slices + 3.0 * read) / rate).max(rounds * SPLIT_ROUND_US)
+        }
+    }
+}
+
 /// How many microseconds a product takes.
 fn us(target: Target, product: &Product, choice: &Choice, efficiency: f64) -> f64 {
-    let Product { m, n, slices, count, adds } = *product;
+    let Product { m, n, slices, count, adds, arrival } = *product;
     let (rows, cols) = (u64::from(choice.config.rows), u64::from(choice.config.cols));
     let parts = u64::from(slices.div_ceil(choice.steps).max(1));
     let tiles = m.div_ceil(rows) * n.div_ceil(cols) * count * parts;
     let waves = tiles.div_ceil(DeviceLimits::of(target).multiprocessors.into()) as f64;
     let (rows, cols, steps) = (rows as f64, cols as f64, f64::from(choice.steps));
-    let multiplying = rows * cols * DEPTH / (RATE * efficiency);
+    let products = if arrival == Arrival::Split { 3.0 } else { 1.0 };
+    let multiplying = products * rows * cols * DEPTH / (RATE * efficiency);
+    let multiplying = multiplying.max(turning_us(arrival, &choice.config));
     let bringing = (rows + cols) * LINE / CACHE_RATE;
     let sums = (m * n * count * parts) as f64 * 4.0;
     let adding = if parts > 1 || adds { PARTS_US + 2.0 * sums / PARTS_RATE } else { 0.0 };
@@ -146,7 +214,7 @@ pub(super) fn choose(target: Target, product: &Product, only: Option<Tile>) -> C
     let most = (slices / LEAST_STEPS).clamp(1, MAX_PARTS);
     let tiles = match only {
         Some(Tile::Persistent(config)) => vec![(config, 1.0)],
-        _ => TILES.to_vec(),
+        _ => persistent(product.arrival).collect(),
     };
     let first = Choice { config: tiles[0].0, steps: slices };
     let all = tiles.into_iter().flat_map(|(config, efficiency)| {
@@ -312,11 +380,30 @@ mod tests {
     #[test]
     fn tiles_have_as_many_stages_as_there_is_shared_memory_for() {
         let limit = DeviceLimits::of(Target::sm(90)).shared_per_block;
-        for config in persistent_configs() {
+        for config in persistent_configs(Arrival::Turned) {
             let slices = (config.rows + config.cols) * LINE as u32;
             let bytes = |stages| PersistentConfig { stages, ..config }.shared_bytes(slices);
             assert!(bytes(config.stages) <= limit, "{config:?}");
             assert!(bytes(config.stages + 1) > limit || config.stages >= 8, "{config:?}");
+        }
+    }
+
+    /// Of gradients of weights of 3 x 3 taps, those that took the least time on an H200.
+    #[test]
+    fn slices_that_are_turned_have_the_tile_that_is_fastest() {
+        for (precision, channels, pixels, sides) in [
+            (Precision::Tf32, 64, 64 * 56 * 56, (64, 192)),
+            (Precision::Tf32, 256, 64 * 14 * 14, (128, 256)),
+            (Precision::Tf32, 320, 2 * 64 * 64, (128, 256)),
+            (Precision::Full, 64, 64 * 56 * 56, (64, 128)),
+            (Precision::Full, 256, 64 * 14 * 14, (128, 128)),
+            (Precision::Full, 320, 2 * 64 * 64, (64, 128)),
+        ] {
+            let arrival = Arrival::of(DType::F32, precision, Pass::BackwardWeight);
+            let slices = pixels / PANEL;
+            let product = Product { m: channels, n: 9 * channels, slices, count: 1, adds: false, arrival };
+            let config = choose(Target::sm(90), &product, None).config;
+            assert_eq!((config.rows, config.cols), sides, "{precision:?}, {channels} channels");
         }
     }
 }

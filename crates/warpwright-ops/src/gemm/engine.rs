@@ -11,6 +11,7 @@ mod ending;
 mod finish;
 mod row_sums;
 mod shares;
+mod turned;
 mod turns;
 
 use std::rc::Rc;
@@ -33,6 +34,7 @@ pub(crate) use ending::{Epilogue, Factors, Joined, Pair, ResultPanel};
 use row_sums::SUMMING_WARPS;
 pub(crate) use row_sums::{MOST_PIECES, RowSums, pieces, tile_of_sums};
 pub(crate) use shares::{ShareArgs, ShareParams};
+pub(crate) use turned::TURNING_WARPS;
 use turns::Turns;
 
 kernel_args! {
@@ -76,6 +78,8 @@ pub(crate) const PANELS: u32 = 2;
 const MEETING: u32 = 1;
 /// Registers of a thread that copies, and of one that multiplies.
 const REGISTERS: (u32, u32) = (40, 232);
+/// The same where threads that copy keep the places of many panels, and others turn slices.
+const REGISTERS_TURNING: (u32, u32) = (80, 216);
 
 /// The type that results of `dtype` have in registers and shared memory: integers of 32 bits are copied as they are.
 pub(crate) fn stored(dtype: DType) -> DType {
@@ -159,6 +163,12 @@ pub(crate) trait Loader<'k> {
     /// Where the slice behind that at `at` is.
     fn advance(&self, at: &[U32<'k>]) -> Vec<U32<'k>>;
 
+    /// Whether slices arrive across the common dimension, of 32-bit elements: warps turn them in shared memory before they are multiplied, and
+    /// split elements where products have two planes.
+    fn arrives_across(&self) -> bool {
+        false
+    }
+
     /// The element of the result that row `row` begins at, where rows do not follow one another: warps store them, whole vectors of 16 bytes.
     fn row(&self, _row: U32<'k>) -> Option<U64<'k>> {
         None
@@ -190,6 +200,8 @@ struct Context<'k> {
     /// Where the slices begin, and the panels of results.
     slices: U32<'k>,
     panels: U32<'k>,
+    /// The stages as copies fill them, and as they are multiplied: the same, but where warps turn slices in between.
+    copied: Pipeline<'k>,
     pipeline: Pipeline<'k>,
 }
 
@@ -310,10 +322,13 @@ impl Blocks {
                 let (fixed, first) = loader.begin(&place);
                 let slices = k.range(0, place.steps, 1);
                 let (state, _) = k.fold(slices, (state, first), |_, (state, at)| {
-                    let done = cx.pipeline.producer_acquire(state, cx.a.bytes() + cx.b.bytes());
+                    let done = cx.copied.producer_acquire(state, cx.a.bytes() + cx.b.bytes());
                     let (a, b) = cx.stage(state.stage());
                     loader.fetch(&place, &fixed, &at, Arriving { a, b, done });
-                    (cx.pipeline.next(state), loader.advance(&at))
+                    let next = cx.pipeline.next(state);
+                    // Warps that split elements fill the next stage.
+                    let next = if self.planes.is_some() { cx.pipeline.next(next) } else { next };
+                    (next, loader.advance(&at))
                 });
                 return state;
             }
@@ -325,7 +340,7 @@ impl Blocks {
                 let of_plane = |batch: U32<'k>| if planes { batch * 2 + (step & 1) } else { batch };
                 let (batch_a, batch_b) = (of_plane(batch_a), of_plane(batch_b));
                 let step = if planes { step >> 1 } else { step };
-                let ready = cx.pipeline.producer_acquire(state, cx.a.bytes() + cx.b.bytes());
+                let ready = cx.copied.producer_acquire(state, cx.a.bytes() + cx.b.bytes());
                 let (to_a, to_b) = cx.stage(state.stage());
                 let step = place.first.map_or(step, |first| step + first);
                 let (batch_a, batch_b, step) = match cx.share {
@@ -648,16 +663,22 @@ impl Blocks {
         let slices = k.dynamic_shared_tiles();
         let panels = slices + self.config.stages * (a.bytes() + b.bytes());
         let pipeline = k.mbarrier_pipeline(self.config.stages);
-        let cx = Context { k, p, groups, loader, share, a, b, slices, panels, pipeline };
+        let across = loader.as_ref().is_some_and(|loader| loader.arrives_across());
+        let copied = pipeline;
+        let pipeline = if across { copied.behind(k) } else { copied };
+        let cx = Context { k, p, groups, loader, share, a, b, slices, panels, copied, pipeline };
         k.if_(k.thread_idx().eq(0), || {
             let reading = if self.turns { 1 } else { self.groups() };
-            pipeline.init_in_cluster(k, reading * (GROUP / WARP) + sums.map_or(0, |_| SUMMING_WARPS));
+            copied.init_in_cluster(k, reading * (GROUP / WARP) + sums.map_or(0, |_| SUMMING_WARPS));
+            if across {
+                pipeline.init_behind(TURNING_WARPS);
+            }
             k.publish_mbarriers();
         });
         let meet = || if self.config.cluster > 1 { k.cluster_barrier() } else { k.barrier() };
         meet();
         let multiplying = self.groups() * GROUP;
-        let (fewer, more) = REGISTERS;
+        let (fewer, more) = if across { REGISTERS_TURNING } else { REGISTERS };
         k.if_else(
             k.thread_idx().ge(multiplying),
             || {
@@ -665,6 +686,9 @@ impl Blocks {
                 k.if_(k.thread_idx().eq(multiplying), || self.produce(&cx));
                 if let Some(sums) = sums {
                     k.if_(self.sums_rows(k), || self.sum_rows(&cx, sums));
+                }
+                if across {
+                    k.if_(self.turns_slices(k), || self.turn_slices(&cx));
                 }
             },
             || {

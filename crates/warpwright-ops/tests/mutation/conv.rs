@@ -4,10 +4,11 @@ use warpwright_ops::activation::Activation;
 use warpwright_ops::conv::tuning::{self, PersistentConfig, Tile};
 use warpwright_ops::conv::{Axis, Conv, ConvBackwardDesc, ConvDesc, Layout};
 use warpwright_ops::gemm::Precision;
+use warpwright_ops::plan::TensorSpec;
 use warpwright_ops::{Operation, PlanError};
 use warpwright_ptx::DType;
 
-use crate::harness::{Survivor, Sweep, TARGET, plain, plans};
+use crate::harness::{Fill, Survivor, Sweep, TARGET, plain, plans};
 use crate::products::FENCE_OF_COPIES;
 
 const FIRST: Layout = Layout::ChannelsFirst;
@@ -47,6 +48,21 @@ const SURVIVORS: &[Survivor] = &[
         "the wait for the residual is one for what was committed before it",
     ),
     Survivor::missed("_wgp_", "@publish_mbarriers()", FENCE_OF_COPIES),
+    Survivor::equivalent(
+        "_exact",
+        "cx.pipeline.@consumer_wait(low)",
+        "warps that split elements hand on both stages at once",
+    ),
+    Survivor::equivalent(
+        "_exact",
+        "other.@restart(high_a, low_b",
+        "the products in front of them have a fence behind all writes of slices",
+    ),
+    Survivor::equivalent(
+        "_exact",
+        "(bit & 1).@eq(0).select(first, second)",
+        "results that are made again are the same at both numbers of a pair",
+    ),
     Survivor::equivalent("_apart", ".@ge(self.p.channels)", "a product has one tap"),
     Survivor::equivalent(
         "_scattered",
@@ -178,6 +194,53 @@ fn defects_of_products_of_images_are_noticed() {
     ];
     // Sums of parts are stored as results are, by the same lines, of too few tiles here.
     check(&convs, Some(Tile::Persistent(SMALL)), |name| !name.contains("_wgp_") || name.contains("_split"));
+}
+
+/// Gradients of weights whose slices warps turn, and split: more than a round of the ring, panels that end within, and each dimension.
+fn across(precision: Precision, tile: PersistentConfig, fill: Fill) {
+    let cube = [Axis::new(3, 3).with(1, 1, 1), Axis::new(5, 2).with(2, 0, 1), Axis::new(9, 3).with(1, 1, 1)];
+    let convs = [
+        conv(DType::F32, [2, 64, 80], 1, square(9, 3, 1, 1), LAST),
+        conv(DType::F32, [1, 32, 136], 1, square(13, 3, 2, 1), LAST),
+        conv(DType::F32, [2, 32, 8], 1, cube, LAST),
+        conv(DType::F32, [1, 8, 136], 1, square(13, 1, 1, 0), LAST),
+        // More tiles than there are blocks.
+        conv(DType::F32, [1, 32, 136], 1, square(15, 12, 1, 0), LAST),
+        conv(DType::F32, [1, 8520, 8], 1, square(3, 1, 1, 0), LAST),
+        conv(DType::F32, [1, 32, 136], 1, [Axis::new(5, 5), Axis::new(5, 5), Axis::new(6, 6)], LAST),
+    ];
+    // Sums of parts are stored as results are, by the same lines.
+    let skipped = |name: &str| !name.contains("_wgp_") || name.contains("_split");
+    let sweep = Sweep { skipped, survivors: SURVIVORS, by_line: true, ..Sweep::new(fill) };
+    sweep.check(&plans(&convs, |conv| {
+        let conv = Conv { precision, ..conv };
+        let desc = ConvBackwardDesc { conv, dx: false, dweight: true, dbias: false };
+        desc.plan_with(TARGET, Tile::Persistent(tile)).expect("plan")
+    }));
+}
+
+/// Images of large numbers, one of 64 the largest: rounded to `tf32` those are infinite, and their sums are computed again.
+fn vast(specs: &[TensorSpec], slot: usize) -> Vec<f64> {
+    let largest = f64::from(f32::MAX);
+    let value = |(i, value): (usize, f64)| match specs[slot].name {
+        "x" if i % 64 == 63 => largest,
+        "x" => value * 0.1 * largest,
+        "dy" => value * 1e-4,
+        _ => value,
+    };
+    plain(specs, slot).into_iter().enumerate().map(value).collect()
+}
+
+#[test]
+#[ignore = "nightly: mutation-products"]
+fn defects_of_turned_slices_are_noticed() {
+    across(Precision::Tf32, SMALL, plain);
+}
+
+#[test]
+#[ignore = "nightly: mutation-products"]
+fn defects_of_split_slices_are_noticed() {
+    across(Precision::Full, PersistentConfig { stages: 4, ..SMALL }, vast);
 }
 
 /// Tiles that ordinary copies bring images of groups to, behind `depth`: strides, results that end within a tile and a vector, more than a

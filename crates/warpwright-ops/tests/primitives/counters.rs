@@ -28,7 +28,7 @@ use warpwright_ops::dynamic_map::Map;
 use warpwright_ops::elementwise::{ElementwiseDesc, Expr, InputDesc};
 use warpwright_ops::embedding::{EmbeddingBackwardDesc, EmbeddingDesc};
 use warpwright_ops::gather_scatter::{GatherRowsDesc, IndexedRows, RowDotsDesc, ScatterRowsDesc};
-use warpwright_ops::gemm::GemmDesc;
+use warpwright_ops::gemm::{GemmDesc, Precision};
 use warpwright_ops::group_norm::{GroupNormBackwardDesc, GroupNormDesc, GroupShape};
 use warpwright_ops::grouped_gemm::GroupedGemmDesc;
 use warpwright_ops::kv_cache::{AppendKvCacheDesc, CacheRotation};
@@ -139,8 +139,10 @@ const GATHERS: [&str; 54] = [
     "matmul_4bit_nvfp4 backward",
 ];
 
-/// Products of transposed matrices of few columns, whose small tiles meet some banks twice, and a copy of such a matrix.
-const TRANSPOSED: [&str; 7] = [
+/// Products of transposed matrices of few columns, whose small tiles meet some banks twice, a copy of such a matrix, and results in panels of `f32`.
+const TRANSPOSED: [&str; 9] = [
+    "conv of f32 backward",
+    "conv in tf32 backward",
     "permute few columns forward",
     "lstm backward",
     "gru backward",
@@ -297,6 +299,11 @@ fn every_primitive() -> Vec<(String, Counters)> {
     add(forward.op(), "backward", count(&backward.plan(TARGET).expect("plan")));
     let ends = ConvDesc { scale: true, bias: true, residual: true, ..ConvDesc::new(conv) };
     add("conv with ends", "forward", count(&ends.plan(TARGET).expect("plan")));
+    for (name, precision) in [("conv of f32", Precision::Full), ("conv in tf32", Precision::Tf32)] {
+        let conv = Conv { dtype: DType::F32, precision, ..conv };
+        let plan = ConvBackwardDesc { conv, ..backward.clone() }.plan(TARGET);
+        add(name, "backward", count(&plan.expect("plan")));
+    }
     let conv = Conv { groups: 8, ..Conv::new(DType::BF16, [2, 64, 64], axis, axis) };
     add("conv of groups", "forward", count(&ConvDesc::new(conv).plan(TARGET).expect("plan")));
     let backward = ConvBackwardDesc { conv, dx: true, dweight: true, dbias: false };
@@ -757,9 +764,8 @@ fn line(name: &str, c: &Counters) -> String {
 fn counters_are_as_recorded_and_traffic_is_dense() {
     let all = every_primitive();
     // Attention of few queries is another kernel, and so are gradients in one sweep and the tiles that copies turn; heads of 80 elements have
-    // two more, groups of a convolution and masks of tiles one in each direction, what convolutions end with one, and caches of 8-bit floats one to read and one to append to. Sums go along rows, columns and tiles, and
-    // parts of rows are searched in two passes. Both factors of gated units are counted as results, too.
-    let others = 6 + 9 + 3 + 2 + 1;
+    // two more, groups of a convolution and masks of tiles one in each direction, what convolutions end with one, gradients of weights in `f32` and `tf32` one each, and caches of 8-bit floats one to read and one to append to. Sums go along rows, columns and tiles, and parts of rows are searched in two passes. Both factors of gated units are counted as results, too.
+    let others = 6 + 9 + 3 + 2 + 1 + 2;
     assert_eq!(all.len(), catalogue().len() + others, "every primitive of the catalogue is counted");
     for (name, c) in &all {
         let (sectors, ideal) = (c.global_sectors(), c.ideal_global_sectors());

@@ -1,19 +1,20 @@
 //! Plans of kernels with tensor copies.
 
 use warpwright_dsl::{Elem, Im2colImage, In, KernelArgs, Out, PanelTile, TensorMapArg};
-use warpwright_ptx::DType;
 use warpwright_ptx::tensor_map::TensorMap;
+use warpwright_ptx::{DType, TensorElement};
 use warpwright_runtime::LaunchStep;
 
 use super::{Ends, Epilogue, Order, OwnWeight, Planner, Tensors};
 use crate::PlanError;
+use crate::conv::exact::{Exact, ExactArgs};
 use crate::conv::implicit::{self, ImageArgs, Implicit, ImplicitArgs};
 use crate::conv::tuning::{self, Choice, Tile};
 use crate::conv::weight::{self, FinishArgs, FinishParts, SumParts};
 use crate::conv::{Axis, Conv, Layout, OP, Pass};
-use crate::gemm::WIDE;
-use crate::gemm::engine::{self, Blocks, Store, WorkArgs};
+use crate::gemm::engine::{self, Store, WorkArgs};
 use crate::gemm::epilogue::{Program, ResultArgs};
+use crate::gemm::{Precision, WIDE};
 use crate::plan::{self, small};
 
 /// The largest stride that tensor copies go by.
@@ -151,11 +152,17 @@ impl Planner<'_> {
             near(side.lower) && near(side.upper) && side.step <= MAX_COPY_STRIDE && span <= reach
         };
         let reached = || self.phases(pass).iter().all(|sides| sides[3 - self.dims()..].iter().all(reached));
+        let arrival = tuning::Arrival::of(dtype, precision, pass);
+        let has_kernels = match self.tile {
+            Some(Tile::Copied(_)) => false,
+            Some(Tile::Persistent(config)) => arrival.takes(&config),
+            None => true,
+        };
         self.wide
-            && !matches!(self.tile, Some(Tile::Copied(_)))
+            && has_kernels
             && self.target.sm == 90
-            && tuning::multiplies_panels(dtype, precision)
-            && (bytes == 2 || pass != Pass::BackwardWeight)
+            && (tuning::multiplies_panels(dtype, precision) || self.is_exact(pass))
+            && (bytes == 2 || pass != Pass::BackwardWeight || self.joined() || self.sizes.taps == 1)
             && layout == Layout::ChannelsLast
             && (weight_layout == Layout::ChannelsLast || self.sizes.taps == 1)
             && groups == 1
@@ -164,6 +171,12 @@ impl Planner<'_> {
             && sides
             && self.has_phases(pass)
             && reached()
+    }
+
+    /// Whether a pass splits elements of `f32`.
+    fn is_exact(&self, pass: Pass) -> bool {
+        let Conv { dtype, precision, .. } = *self.conv;
+        pass == Pass::BackwardWeight && dtype == DType::F32 && precision == Precision::Full
     }
 
     /// Whether a pass is a launch, or few of them, for each phase of its strides: in taps that are a stride apart a dilation would be a phase
@@ -177,12 +190,12 @@ impl Planner<'_> {
 
     /// Whether the gradient of a weight has the channels of all taps for columns.
     const fn joined(&self) -> bool {
-        self.conv.channels.is_multiple_of(PanelTile::WIDTH as usize)
+        self.conv.channels.is_multiple_of(PanelTile::width_of(self.conv.dtype) as usize)
     }
 
     /// The product of a pass over dimensions.
     fn product(&self, pass: Pass, sides: &[Side; 3]) -> tuning::Product {
-        let Conv { dtype, batch, channels, filters, .. } = *self.conv;
+        let Conv { dtype, batch, channels, filters, precision, .. } = *self.conv;
         let width = PanelTile::width_of(dtype) as usize;
         let pixels = sides.iter().fold(batch, |n, side| n * side.pixels);
         let taps = sides.iter().fold(1, |n, side| n * side.taps);
@@ -197,7 +210,20 @@ impl Planner<'_> {
                 (filters, n, pixels.div_ceil(width), count, adds)
             }
         };
-        tuning::Product { m: m as u64, n: n as u64, slices: small(slices), count: count as u64, adds }
+        let across = pass == Pass::BackwardWeight && dtype == DType::F32;
+        let arrival = match precision {
+            Precision::Full if across => tuning::Arrival::Split,
+            _ if across => tuning::Arrival::Turned,
+            _ => tuning::Arrival::AsMultiplied,
+        };
+        tuning::Product {
+            m: m as u64,
+            n: n as u64,
+            slices: small(slices),
+            count: count as u64,
+            adds,
+            arrival,
+        }
     }
 
     /// In persistent blocks.
@@ -311,7 +337,7 @@ impl Planner<'_> {
         let Conv { dtype, channels, .. } = *self.conv;
         let taps = self.sizes.taps;
         let mut launches = Vec::new();
-        let tuning::Product { m, n, slices, count, adds } = product;
+        let tuning::Product { m, n, slices, count, adds, .. } = product;
         let (m, n, count) = (m as usize, n as usize, count as usize);
         let apart = sides[ROWS].products > 1;
         let scattered = apart || sides.iter().any(|side| side.apart > 1);
@@ -355,33 +381,42 @@ impl Planner<'_> {
         let grid = blocks.config.blocks(self.target, &order);
         let further = if products > 1 { (products as u64, stride_y as u64 * size) } else { (1, WIDE) };
         let y_boxes = blocks.boxes_of_results(&to.y, (m as u64, n as u64), ldy as u64 * size, further);
-        let [a, b] = self.maps(pass, &blocks, tensors, sides);
-        let values = ImplicitArgs {
-            work: WorkArgs {
-                a,
-                b,
-                y_boxes,
-                to,
-                m: small(m),
-                n: small(n),
-                steps: choice.steps,
-                order,
-                ldy: ldy as u64,
-                stride_y: stride_y as u64,
-                batch_a: 0,
-                batch_b: 0,
-            },
-            image: self.image(pass, sides, slices),
-            alpha: 1.0,
-            beta: 0.0,
-        }
-        .values();
-        launches.push(blocks.launch(OP, self.target, &kernel, grid, values)?);
+        let [a, b] = self.maps(pass, kernel.copied(), tensors, sides);
+        let work = WorkArgs {
+            a,
+            b,
+            y_boxes,
+            to,
+            m: small(m),
+            n: small(n),
+            steps: choice.steps,
+            order,
+            ldy: ldy as u64,
+            stride_y: stride_y as u64,
+            batch_a: 0,
+            batch_b: 0,
+        };
+        let image = self.image(pass, sides, slices);
+        launches.push(if self.is_exact(pass) {
+            let values = self.exact_args(work, image, tensors).values();
+            blocks.launch(OP, self.target, &Exact(kernel), grid, values)?
+        } else {
+            let values = ImplicitArgs { work, image, alpha: 1.0, beta: 0.0 }.values();
+            blocks.launch(OP, self.target, &kernel, grid, values)?
+        });
         if split {
             let (sums, columns) = ((sums_at, parts), (m * n * count, n));
             launches.push(self.add_parts(pass, tensors, sums, columns, joined, epilogue)?);
         }
         Ok(launches)
+    }
+
+    /// The arguments of a gradient of a weight that splits elements.
+    fn exact_args(&self, work: WorkArgs, image: ImageArgs, tensors: &Tensors) -> ExactArgs {
+        let [d, h, w] = self.conv.axes.map(|axis| small(axis.input));
+        let pixels = small(self.conv.batch * self.sizes.pixels_out);
+        let (x, dy) = (tensors.image.clone(), tensors.other.clone());
+        ExactArgs { work, image, x, dy, d, h, w, pixels }
     }
 
     /// The order of the weight, by that in which products have its gradient: one matrix of filters and the channels of all taps if `joined`, or
@@ -438,7 +473,13 @@ impl Planner<'_> {
     }
 
     /// The tensor maps of both operands.
-    fn maps(&self, pass: Pass, blocks: &Blocks, tensors: &Tensors, sides: &[Side; 3]) -> [TensorMapArg; 2] {
+    fn maps(
+        &self,
+        pass: Pass,
+        (slice_a, slice_b): (PanelTile, PanelTile),
+        tensors: &Tensors,
+        sides: &[Side; 3],
+    ) -> [TensorMapArg; 2] {
         let Conv { dtype, batch, channels, filters, axes, .. } = *self.conv;
         let size = dtype.bytes() as u64;
         let (gathered, extents) = self.gathered(pass);
@@ -471,13 +512,17 @@ impl Planner<'_> {
             tap *= axes[axis].kernel as u64;
         }
         map.pixel_dims.push((batch as u64, stride));
-        let (slice_a, slice_b) = blocks.slices;
         let [channels, filters] = [channels as u64, filters as u64];
         let of_weight = |(outer, depth): (u64, u64)| {
             let map = slice_b.map((outer, depth), leading, &of_taps);
             TensorMapArg::over(&tensors.other, TensorMap { base: first, ..map })
         };
-        let image = |tile: PanelTile| TensorMapArg::over(&tensors.image, tile.im2col_map(&map));
+        // What is split is not rounded before.
+        let whole = |map: TensorMap| match self.is_exact(pass) {
+            true => TensorMap { element: TensorElement::F32, ..map },
+            false => map,
+        };
+        let image = |tile: PanelTile| TensorMapArg::over(&tensors.image, whole(tile.im2col_map(&map)));
         match pass {
             Pass::Forward => [image(slice_a), of_weight((filters, channels))],
             Pass::BackwardX => [image(slice_a), of_weight((channels, filters))],
@@ -485,14 +530,14 @@ impl Planner<'_> {
                 let pixels = (batch * self.sizes.pixels_out) as u64;
                 let dy = slice_a.map((filters, pixels), filters * size, &[]);
                 let panel = PanelTile { outer: slice_b.width(), ..slice_b };
-                [TensorMapArg::over(&tensors.other, dy), image(panel)]
+                [TensorMapArg::over(&tensors.other, whole(dy)), image(panel)]
             }
         }
     }
 
     /// How the pixels of the image are counted.
     fn image(&self, pass: Pass, sides: &[Side; 3], slices: u32) -> ImageArgs {
-        let mut left = PanelTile::WIDTH as usize;
+        let mut left = PanelTile::width_of(self.conv.dtype) as usize;
         let mut advance = [0; 3];
         for axis in [2, 1, 0] {
             advance[axis] = left % sides[axis].pixels;

@@ -133,3 +133,35 @@ pub(crate) struct ResultPanel<'k> {
     pub(crate) right: u32,
     pub(crate) batch: U32<'k>,
 }
+
+/// The number of the lowest bit that is set.
+fn lowest(bits: U32<'_>) -> U32<'_> {
+    bits.reverse_bits().leading_zeros()
+}
+
+impl<'k> ResultPanel<'k> {
+    /// Puts results in the place of those whose sums the lane has marked: bit `2 i + j` of `doubtful` is number `j` of its pair `i`. The sums of
+    /// a lane begin so far down and right. For a warp, whose lanes together make the `results` at a row and a column, and its neighbour's.
+    pub(crate) fn mend(
+        &self,
+        (lane, down, right): (U32<'k>, U32<'k>, U32<'k>),
+        doubtful: U32<'k>,
+        results: impl Fn((U32<'k>, U32<'k>)) -> [F32<'k>; 2],
+    ) {
+        let k = lane.k();
+        let any = |left: &U32<'k>| left.ne(0).vote_any();
+        let _ = k.while_(doubtful, any, |left| {
+            let owner = lowest(left.ne(0).ballot());
+            let bit = lowest(left.shfl_idx(owner));
+            // Where the sums of the owner's lane begin, and this one further on.
+            let [first_down, first_right] = [down, right].map(|place| place.shfl_idx(owner));
+            let down = (k.warp_idx() & 3) * 16 + first_down + ((bit >> 1) & 1) * 8;
+            let right = first_right + (bit >> 2) * 8 + (bit & 1);
+            let [first, second] = results((self.row + down, self.col + right));
+            // Its own lane has stored what this replaces.
+            let mine = lane.eq(owner);
+            k.if_(mine, || self.tile.at(down, right).set((bit & 1).eq(0).select(first, second)));
+            mine.select(left & (left - 1), left)
+        });
+    }
+}

@@ -92,11 +92,6 @@ struct Finish<'k> {
     p: F16x3Params<'k>,
 }
 
-/// The number of the lowest bit that is set.
-fn lowest(bits: U32<'_>) -> U32<'_> {
-    bits.reverse_bits().leading_zeros()
-}
-
 impl<'k> Finish<'k> {
     fn results(
         &self,
@@ -184,22 +179,10 @@ impl<'k> Epilogue<'k> for Finish<'k> {
         k.if_((lacks[0] | lacks[1] | lacks[2]).vote_any(), || {
             let (down, right) = k.accumulator_origin();
             let doubtful = self.doubtful(scales, panel, right, sums);
-            let any = |left: &U32<'k>| left.ne(0).vote_any();
-            let _ = k.while_(doubtful, any, |left| {
-                let owner = lowest(left.ne(0).ballot());
-                let bit = lowest(left.shfl_idx(owner));
-                // Where the sums of the owner's lane begin, and this one further on.
-                let [first_down, first_right] = [down, right].map(|place| place.shfl_idx(owner));
-                let down = (k.warp_idx() & 3) * 16 + first_down + ((bit >> 1) & 1) * 8;
-                let right = first_right + (bit >> 2) * 8 + (bit & 1);
-                let at = (panel.row + down, panel.col + right);
+            panel.mend((lane, down, right), doubtful, |at| {
                 let sum = self.product(panel.batch, at);
                 let even = Even { rows: false, bias: false };
-                let [first, second] = self.results(to, (at.0, at.1 & !1), [sum; 2], even);
-                // Its own lane has stored what this replaces.
-                let mine = lane.eq(owner);
-                k.if_(mine, || panel.tile.at(down, right).set((bit & 1).eq(0).select(first, second)));
-                mine.select(left & (left - 1), left)
+                self.results(to, (at.0, at.1 & !1), [sum; 2], even)
             });
         });
     }
