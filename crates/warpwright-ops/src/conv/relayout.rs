@@ -163,7 +163,7 @@ impl AccumulateKernel for Interleave {
                 let mut pixels =
                     (0..width as usize).flat_map(|i| of_channels.iter().map(move |channel| channel[i]));
                 runs.for_each(|at| {
-                    p.y.at(at).store(pixels.by_ref().take(width as usize).collect::<Lanes<_>>())
+                    p.y.at(at).store(pixels.by_ref().take(width as usize).collect::<Lanes<_>>());
                 });
             } else {
                 let elements: Vec<_> = runs.flat_map(load).collect();
