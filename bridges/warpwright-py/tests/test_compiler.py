@@ -14,7 +14,7 @@ from torch.testing._internal.two_tensor import TwoTensor  # noqa: E402
 
 import warpwright as ww  # noqa: E402
 from compiled import Function, compare, last, normal  # noqa: E402
-from warpwright.torch import compiler  # noqa: E402
+from warpwright.torch import _patch_rules, compiler  # noqa: E402
 
 @pytest.fixture(autouse=True)
 def alone():
@@ -276,6 +276,16 @@ def test_convolutions_with_norms_of_inference(tail, expected):
 def test_convolutions_whose_norms_learn():
     """Known statistics, and parameters that want gradients."""
     compare(Block(_add_then_relu).eval(), [last(4, 3, 5, 5), last(4, 8, 5, 5)], [("conv", ""), ("batch_norm", "no: of inference")])
+
+
+def test_convolutions_that_pytorch_rounds(monkeypatch):
+    """Of 32 bits, on a GPU whose setting is TF32; the emulator's products are exact."""
+    monkeypatch.setattr(_patch_rules, "precision_of_pytorch", lambda device: "tf32")
+    monkeypatch.setattr(_patch_rules, "_has_one_launch", lambda index: True)
+    block = Block(_add_then_relu).eval().requires_grad_(False)
+    compare(block, [last(4, 3, 5, 5), last(4, 8, 5, 5)], [("conv", "with batch norm, residual and relu")], dtype=torch.float32)
+    compare(nn.Conv2d(4, 8, 3), [last(2, 4, 7, 7)], [("conv", "")], dtype=torch.float32)
+    compare(nn.Conv2d(4, 8, 3, stride=2), [last(2, 4, 7, 7)], [("conv", "no: gradients of 32 bits")], dtype=torch.float32)
 
 
 def test_convolutions_of_groups():

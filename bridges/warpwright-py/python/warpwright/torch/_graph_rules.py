@@ -19,7 +19,7 @@ from ._graph_nodes import (
 )  # fmt: skip
 from ._linear_bias import traced_linear
 from ._patch_attention import attention_of_views
-from ._patch_rules import LOW, attention_reason, attention_refusal, groups_reason, one_launch_reason
+from ._patch_rules import LOW, attention_reason, attention_refusal, groups_reason, one_launch_reason, tf32_reason
 
 _RELU = {F.relu, torch.relu, F.relu_, torch.relu_}
 _FLOAT = ("float", "to", "type")
@@ -230,17 +230,16 @@ def _convolution_reason(node: Node, a: Dict[str, Any]) -> Reason:
     x, weight = tensor(a["input"]), tensor(a["weight"])
     if x is None or weight is None or retyped(a["input"], a["weight"], node) is not None:
         return "of several types"
-    if x.dtype not in LOW:
-        return "convolutions of 32 and 64 bits are as fast in cuDNN"
     groups, stride = a.get("groups", 1), a.get("stride", 1)
-    if groups != 1:
-        if not all(isinstance(n, int) for n in (groups, *weight.shape)):
-            return "groups are not of the same channels in every call"
-        strides = [stride] if isinstance(stride, int) else stride
-        why = groups_reason(groups * weight.shape[1], weight.shape[0], groups, weight.shape[2:], strides, are_recorded(a["input"], a["weight"]))
-        if why is not None:
-            return why
-    return _other_layout(node, x)
+    if not all(isinstance(n, int) for n in (groups, *weight.shape)):
+        return "a weight that is not the same in every call"
+    why, kernel, recorded = None, weight.shape[2:], are_recorded(a["input"], a["weight"])
+    strides = [stride] if isinstance(stride, int) else stride
+    if x.dtype not in LOW:
+        why = tf32_reason(x, groups, kernel, strides, recorded)
+    elif groups != 1:
+        why = groups_reason(groups * weight.shape[1], weight.shape[0], groups, kernel, strides, recorded)
+    return why or _other_layout(node, x)
 
 
 def _convolution(node: Node) -> Decision:
