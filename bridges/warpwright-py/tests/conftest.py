@@ -24,6 +24,14 @@ else:
     # Every test on a GPU sees the results of a call that is repeated.
     _native.repeat_first_calls(True)
 
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests of a group are in one process under `-n N`, as under `--dist loadgroup`: several would each start the group's ranks, which wait for
+    each other until their time is up."""
+    if getattr(config.option, "dist", "no") == "load":
+        config.option.dist = "loadgroup"
+
+
 SLOPE = 0.01
 BETA = 0.7
 _erf = np.vectorize(math.erf, otypes=[np.float64])

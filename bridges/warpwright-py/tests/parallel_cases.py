@@ -514,7 +514,8 @@ def main() -> int:
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank))) if on_gpus else torch.device("cpu")
     if on_gpus:
         torch.cuda.set_device(device)
-    patience = datetime.timedelta(seconds=60)
+    # A rank waits until those before it have been through all cases of fewer ranks; what started it ends it sooner.
+    patience = datetime.timedelta(minutes=10)
     dist.init_process_group("nccl" if on_gpus else "gloo", init_method=options.meet, rank=rank, world_size=world, timeout=patience)
     groups = {size: dist.new_group(list(range(size)), timeout=patience) for size in range(1, world + 1)}
     impatient = None if on_gpus else dist.new_group(list(range(world)), timeout=PATIENCE)
