@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 from torch._dynamo.backends.debugging import aot_eager
@@ -12,6 +13,17 @@ from warpwright.torch import compiler
 
 # Of bf16 against f64, on top of twice what PyTorch errs.
 BUDGET = 1e-3
+
+
+@pytest.fixture(autouse=True)
+def alone():
+    """Small tensors gain nothing from threads of PyTorch's that wait for each other; what one test compiled is of no use to another."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch._dynamo.reset()
+    torch.manual_seed(1)
+    yield
+    torch.set_num_threads(before)
 
 
 class Function(nn.Module):

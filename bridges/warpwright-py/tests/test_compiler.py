@@ -13,18 +13,8 @@ from torch._dynamo.backends.debugging import aot_eager  # noqa: E402
 from torch.testing._internal.two_tensor import TwoTensor  # noqa: E402
 
 import warpwright as ww  # noqa: E402
-from compiled import Function, compare, last, normal  # noqa: E402
+from compiled import Function, alone, compare, last, normal  # noqa: E402,F401
 from warpwright.torch import _patch_rules, compiler  # noqa: E402
-
-@pytest.fixture(autouse=True)
-def alone():
-    """Small tensors gain nothing from threads of PyTorch's that wait for each other; what one test compiled is of no use to another."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch._dynamo.reset()
-    torch.manual_seed(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def rows(mask=None, heads=4, of_keys=4, length=6, **options):
@@ -281,7 +271,7 @@ def test_convolutions_whose_norms_learn():
 def test_convolutions_that_pytorch_rounds(monkeypatch):
     """Of 32 bits, on a GPU whose setting is TF32; the emulator's products are exact."""
     monkeypatch.setattr(_patch_rules, "precision_of_pytorch", lambda device: "tf32")
-    monkeypatch.setattr(_patch_rules, "_has_one_launch", lambda index: True)
+    monkeypatch.setattr(_patch_rules, "_is_sm_90", lambda index: True)
     block = Block(_add_then_relu).eval().requires_grad_(False)
     compare(block, [last(4, 3, 5, 5), last(4, 8, 5, 5)], [("conv", "with batch norm, residual and relu")], dtype=torch.float32)
     compare(nn.Conv2d(4, 8, 3), [last(2, 4, 7, 7)], [("conv", "")], dtype=torch.float32)

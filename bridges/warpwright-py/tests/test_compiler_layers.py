@@ -11,21 +11,11 @@ import torch.nn.functional as F  # noqa: E402
 from torch._dynamo.backends.common import aot_autograd  # noqa: E402
 from torch._functorch.aot_autograd import make_boxed_func  # noqa: E402
 
-from compiled import Function, compare, normal  # noqa: E402
+from compiled import Function, alone, compare, normal  # noqa: E402,F401
 from warpwright.torch import compiler  # noqa: E402
 
 # Products beside what is looked at.
 ALONE = {"disable": {"linear"}}
-
-
-@pytest.fixture(autouse=True)
-def alone():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch._dynamo.reset()
-    torch.manual_seed(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def gelu_new(x):

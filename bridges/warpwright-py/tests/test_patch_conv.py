@@ -31,7 +31,7 @@ def decision(conv, x):
 )
 def test_what_pytorch_rounds_is_taken(monkeypatch, options, last, recorded, left):
     monkeypatch.setattr(rules, "precision_of_pytorch", lambda device: "tf32")
-    monkeypatch.setattr(rules, "_has_one_launch", lambda index: True)
+    monkeypatch.setattr(rules, "_is_sm_90", lambda index: True)
     conv = nn.Conv2d(4, 8, **options).requires_grad_(recorded)
     x = torch.ones(2, 4, 6, 7)
     why = decision(conv, x.contiguous(memory_format=torch.channels_last) if last else x)

@@ -1,7 +1,7 @@
 //! Gradients of weights in `f32` on the tensor cores of sm_90a, as three products of `tf32`: the warps that turn slices split their elements,
 //! and threads add the sums of tensor cores.
 //!
-//! What rounding makes infinite, infinities and NaN make sums that are not finite: a warp computes those again in `f32` from the tensors.
+//! Numbers that rounding makes infinite, infinities and NaN make sums that are not finite: a warp computes those again in `f32` from the tensors.
 
 use warpwright_dsl::kernel_args;
 use warpwright_dsl::prelude::*;

@@ -19,7 +19,7 @@ from ._graph_nodes import (
 )  # fmt: skip
 from ._linear_bias import traced_linear
 from ._patch_attention import attention_of_views
-from ._patch_rules import LOW, attention_reason, attention_refusal, groups_reason, one_launch_reason, tf32_reason
+from ._patch_rules import LOW, attention_reason, attention_refusal, conv_reason, one_launch_reason
 
 _RELU = {F.relu, torch.relu, F.relu_, torch.relu_}
 _FLOAT = ("float", "to", "type")
@@ -231,14 +231,11 @@ def _convolution_reason(node: Node, a: Dict[str, Any]) -> Reason:
     if x is None or weight is None or retyped(a["input"], a["weight"], node) is not None:
         return "of several types"
     groups, stride = a.get("groups", 1), a.get("stride", 1)
-    if not all(isinstance(n, int) for n in (groups, *weight.shape)):
+    if (groups != 1 or x.dtype not in LOW) and not all(isinstance(n, int) for n in (groups, *weight.shape)):
         return "a weight that is not the same in every call"
-    why, kernel, recorded = None, weight.shape[2:], are_recorded(a["input"], a["weight"])
     strides = [stride] if isinstance(stride, int) else stride
-    if x.dtype not in LOW:
-        why = tf32_reason(x, groups, kernel, strides, recorded)
-    elif groups != 1:
-        why = groups_reason(groups * weight.shape[1], weight.shape[0], groups, kernel, strides, recorded)
+    filters, channels, *kernel = weight.shape
+    why = conv_reason(x, groups * channels, filters, groups, kernel, strides, are_recorded(a["input"], a["weight"]))
     return why or _other_layout(node, x)
 
 

@@ -10,7 +10,7 @@ from .. import _native
 from ._common import narrow
 from ._images import is_recorded
 from ._matmul import traced_weight_and_bias
-from ._patch_rules import LOW, one_launch_reason, used_dtype
+from ._patch_rules import LOW, one_launch_reason, rows_of, used_dtype
 from ._registry import is_compiling, register_composite
 
 
@@ -72,8 +72,7 @@ def reason(bias: Optional[Tensor], x: Tensor, weight: Optional[Tensor] = None) -
             return "sums of bias gradients are part of kernels beside them in compiled code"
         if not weight.dtype == bias.dtype == x.dtype:
             return "weights of another type than the products"
-        rows = x.numel() // x.shape[-1] if x.shape[-1] else 0
-        return one_launch_reason(x, rows, weight)
+        return one_launch_reason(x, rows_of(x), weight)
     if not x.is_cuda or is_idle():
         return "bias gradients are sums of ours in CUDA graphs alone"
     if not is_recorded(bias):

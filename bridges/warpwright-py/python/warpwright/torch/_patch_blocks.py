@@ -26,7 +26,7 @@ from ._images import is_recorded
 from ._matmul import gated_linear
 from ._patch_attention import attention_of_views, of_parts, of_views, packed_attention
 from ._patch_modules import Replaced, Replacement, _unlike
-from ._patch_rules import attention_refusal, attention_rule, gated_linear_rule, mlp_rule, resize_reason, resized
+from ._patch_rules import attention_refusal, attention_rule, gated_linear_rule, mlp_rule, resize_reason
 from ._patch_scans import convolve, convolve_step, scan, scan_chunks, scan_heads_step, scan_step  # noqa: F401
 from ._patch_sites import HELPERS, KIND_OF, Rewriter
 from ._registry import is_compiling
@@ -429,7 +429,7 @@ def attend(
 def interpolate(block: Any, input: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest", **options: Any) -> Tensor:  # noqa: A002
     """`torch.nn.functional.interpolate`."""
     replacement = block._warpwright_block["resize"]
-    rule = lambda _, x: resize_reason(mode, x, resized(x, size, scale_factor))  # noqa: E731
+    rule = lambda _, x: resize_reason(mode, x, size, scale_factor)  # noqa: E731
     ours, theirs = (functools.partial(f, input, size, scale_factor, mode, **options) for f in (_resize.interpolate, F.interpolate))
     return replacement.run(ours, theirs, block, input, rule)
 

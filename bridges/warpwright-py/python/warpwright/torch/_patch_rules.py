@@ -66,9 +66,13 @@ def _conv_transpose_module(module: Any) -> Reason:
     return None
 
 
-def tf32_reason(x: Tensor, groups: int, kernel: Sequence[int], stride: Sequence[int], gradients: bool) -> Reason:
-    """Why a convolution of 32 bits is left."""
-    if used_dtype(x) != torch.float32 or precision_of_pytorch(x.device) != "tf32" or not _has_one_launch(x.device.index):
+def conv_reason(
+    x: Tensor, channels: int, filters: int, groups: int, kernel: Sequence[int], stride: Sequence[int], gradients: bool
+) -> Reason:
+    """Why a convolution is left, by its extents."""
+    if used_dtype(x) in LOW:
+        return groups_reason(channels, filters, groups, kernel, stride, gradients)
+    if used_dtype(x) != torch.float32 or precision_of_pytorch(x.device) != "tf32" or not _is_sm_90(x.device.index):
         return "convolutions of 32 and 64 bits are as fast in cuDNN, but for those that it may round to TF32 on sm_90"
     if groups > 1:
         return "groups of 32 bits are faster in cuDNN"
@@ -81,12 +85,11 @@ def tf32_reason(x: Tensor, groups: int, kernel: Sequence[int], stride: Sequence[
 
 def _conv_call(module: Any, x: Tensor) -> Reason:
     weight = module.weight
-    if used_dtype(x) not in LOW:
-        return tf32_reason(x, module.groups, module.kernel_size, module.stride, is_recorded(x, weight))
-    if is_recorded(x, weight):
-        of_groups = groups_reason(module.in_channels, module.out_channels, module.groups, module.kernel_size, module.stride, True)
-        if of_groups is not None:
-            return of_groups
+    why = conv_reason(
+        x, module.in_channels, module.out_channels, module.groups, module.kernel_size, module.stride, is_recorded(x, weight)
+    )
+    if why is not None:
+        return why
     ones = all(k == 1 for k in module.kernel_size)
     if ones and x.dim() == 4 and weight.requires_grad and torch.is_grad_enabled() and x.is_contiguous():
         return "gradients of 1x1 filters are faster in cuDNN where channels come first"
@@ -129,8 +132,8 @@ def _activation_call(module: Any, x: Tensor) -> Reason:
 _NEAREST = ("nearest", "nearest-exact")
 
 
-def resize_reason(mode: str, x: Tensor, output: Sequence[int]) -> Reason:
-    """Why images of other extents are left to PyTorch, by the mode of `interpolate`."""
+def resize_reason(mode: str, x: Tensor, size: Any, scale_factor: Any = None) -> Reason:
+    """Why images of other extents are left to PyTorch, by arguments of `interpolate`."""
     if mode not in _NEAREST:
         return "means of cells are as fast in PyTorch" if mode == "area" else None
     if is_compiling():
@@ -138,8 +141,11 @@ def resize_reason(mode: str, x: Tensor, output: Sequence[int]) -> Reason:
     if x.dim() != 4:
         return f"mode {mode!r} of {x.dim()} dimensions is faster in PyTorch"
     # With channels last, and to twice the extents, cells share loads; others of a plane are read one by one.
+    if not x.is_contiguous():
+        return None
     inputs = x.shape[2:]
-    if not x.is_contiguous() or all(to == 2 * n for to, n in zip(output, inputs)):
+    output = _resized(inputs, size, scale_factor)
+    if all(to == 2 * n for to, n in zip(output, inputs)):
         return None
     if is_recorded(x):
         return f"gradients of mode {mode!r} with channels first are faster in PyTorch, but to twice the extents"
@@ -147,19 +153,18 @@ def resize_reason(mode: str, x: Tensor, output: Sequence[int]) -> Reason:
     return f"mode {mode!r} to fewer pixels with channels first is faster in PyTorch" if fewer else None
 
 
-def _resize_call(module: Any, x: Tensor) -> Reason:
-    return resize_reason(module.mode, x, resized(x, module.size, module.scale_factor))
-
-
-def resized(x: Tensor, size: Any, scale_factor: Any) -> Sequence[int]:
-    """The extents behind `interpolate`, or those of x if no rule may look at them."""
-    inputs = x.shape[2:]
+def _resized(inputs: Sequence[int], size: Any, scale_factor: Any) -> Sequence[int]:
+    """The extents behind `interpolate`; of arguments that it refuses, those before."""
     if size is not None:
         return size if isinstance(size, (tuple, list)) else [size] * len(inputs)
     if scale_factor is None:
         return inputs
     factors = scale_factor if isinstance(scale_factor, (tuple, list)) else [scale_factor] * len(inputs)
     return [int(n * factor) for n, factor in zip(inputs, factors)]
+
+
+def _resize_call(module: Any, x: Tensor) -> Reason:
+    return resize_reason(module.mode, x, module.size, module.scale_factor)
 
 
 # Of the kernels of attention.
@@ -199,12 +204,13 @@ _FEW_ROWS, _LARGE = 64, 2**26
 
 
 @torch.compiler.assume_constant_result
-def _has_one_launch(index: int) -> bool:
-    """Whether a GPU has the kernel of a gated unit and both of its products."""
+def _is_sm_90(index: int) -> bool:
+    """Whether a GPU has the products of warpgroups, and what is one launch with them."""
     return torch.cuda.get_device_capability(index) == (9, 0)
 
 
-def _rows_of(x: Tensor) -> int:
+def rows_of(x: Tensor) -> int:
+    """Rows of a tensor, whatever dimensions they are in."""
     return x.numel() // x.shape[-1] if x.shape[-1] else 0
 
 
@@ -215,7 +221,7 @@ def gated_rows_reason(x: Tensor, dtype: torch.dtype, rows: Any, weights: Sequenc
         return "products of 32 and 64 bits are no single launch"
     if rows is not None and rows < _FEW_ROWS and sum(weight.numel() for weight in weights) > _LARGE:
         return "products of few rows with large weights are faster in cuBLAS"
-    return None if not x.is_cuda or _has_one_launch(x.device.index) else "products and their unit are one launch on sm_90 alone"
+    return None if not x.is_cuda or _is_sm_90(x.device.index) else "products and their unit are one launch on sm_90 alone"
 
 
 def gated_linear_rule(*weights: Tensor) -> Callable[[Any, Tensor], Reason]:
@@ -230,7 +236,7 @@ def gated_linear_rule(*weights: Tensor) -> Callable[[Any, Tensor], Reason]:
         if is_transformed():
             return "a functional transform is active"
         # Compiled code is not made twice for that.
-        return gated_rows_reason(x, dtype, None if is_compiling() else _rows_of(x), weights)
+        return gated_rows_reason(x, dtype, None if is_compiling() else rows_of(x), weights)
 
     return rule
 
@@ -245,7 +251,7 @@ def mlp_reason(x: Tensor, dtype: torch.dtype, rows: Any, weights: Sequence[Any])
         return "products of 32 and 64 bits are no single launch with an activation"
     if not all(_even(*weight.shape) for weight in weights):
         return "8 does not divide the extents of a weight"
-    if x.is_cuda and not _has_one_launch(x.device.index):
+    if x.is_cuda and not _is_sm_90(x.device.index):
         return "products and their activation are one launch on sm_90 alone"
     if x.is_cuda and rows is not None and rows < _LEAST_ROWS:
         return "products of few rows are as fast in PyTorch"
@@ -265,7 +271,7 @@ def one_launch_reason(x: Tensor, rows: Any, weight: Tensor) -> Reason:
         return None
     if weight.shape[0] < _LEAST_COLUMNS or (rows is not None and rows < _LEAST_ROWS):
         return "gradients of small weights and biases are as fast in PyTorch"
-    return None if _has_one_launch(x.device.index) else "gradients of weights and biases are one launch on sm_90 alone"
+    return None if _is_sm_90(x.device.index) else "gradients of weights and biases are one launch on sm_90 alone"
 
 
 def mlp_rule(*weights: Tensor) -> Callable[[Any, Tensor], Reason]:
@@ -278,7 +284,7 @@ def mlp_rule(*weights: Tensor) -> Callable[[Any, Tensor], Reason]:
             return "weights of another type than the products"
         if is_transformed():
             return "a functional transform is active"
-        return mlp_reason(x, dtype, _rows_of(x), weights)
+        return mlp_reason(x, dtype, rows_of(x), weights)
 
     return rule
 
